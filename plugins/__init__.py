@@ -1,0 +1,1 @@
+"""Kernel bodies in OpenAI Triton and the TensorRT plugins around them."""

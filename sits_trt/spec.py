@@ -1,0 +1,123 @@
+"""What a model is, as plain data: the vocabulary that every room shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from math import prod
+from typing import Any
+
+FULL_ATTENTION = 0
+"""Window value of a layer that attends to everything before it."""
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3": 1, "int32": 4, "int64": 8}
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding. `kind` is the Hugging Face rope_type.
+
+    `factor`, `low_freq_factor`, `high_freq_factor` and `original_max_position` mean what the
+    Hugging Face keys of those names mean; kinds that do not use one leave it at its default.
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One decoder-only transformer: sizes, switches and numbers that decide its result.
+
+    `layer_windows` has one entry a layer: the number of newest tokens it may attend to
+    (the token itself included), or FULL_ATTENTION.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeSpec
+    max_positions: int
+    layer_windows: tuple[int, ...]
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
+        known = {f.name for f in fields(cls)}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+        return cls(**{**values, "rope": RopeSpec(**data["rope"])})
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How one linear layer's weight is stored: `bits` per code, one scale per `group_size` inputs.
+
+    Symmetric codes have the fixed zero point 2**(bits-1); otherwise each group has its own.
+    """
+
+    bits: int = 4
+    group_size: int = 64
+    symmetric: bool = True
+
+    def bits_per_weight(self) -> float:
+        """Storage per weight, fp16 scales and uint8 zero points included."""
+        return self.bits + (16 + (0 if self.symmetric else 8)) / self.group_size
+
+
+@dataclass(frozen=True)
+class TileSpec:
+    """Geometry of the KV pool. A tile holds `tile_tokens` tokens of one KV head, K and V apart.
+
+    The pool is [tiles, layers, 2, kv_heads, tile_tokens, head_dim]: everything that one logical
+    tile holds lies in one contiguous piece.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    tile_tokens: int = 64
+    kv_dtype: str = "float16"
+
+    @classmethod
+    def of(cls, model: ModelSpec, tile_tokens: int = 64, kv_dtype: str = "float16") -> TileSpec:
+        return cls(model.num_layers, model.num_kv_heads, model.head_dim, tile_tokens, kv_dtype)
+
+    def pool_shape(self, num_tiles: int) -> tuple[int, ...]:
+        return (num_tiles, self.num_layers, 2, self.num_kv_heads, self.tile_tokens, self.head_dim)
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one logical tile: all layers, K and V, all heads."""
+        return prod(self.pool_shape(1)) * DTYPE_BYTES[self.kv_dtype]
+
+    def tiles_for(self, num_tokens: int) -> int:
+        """Tiles that hold `num_tokens` tokens of one sequence."""
+        return -(-num_tokens // self.tile_tokens)
