@@ -128,3 +128,38 @@ def replace_directory(new: Path, directory: Path) -> None:
         os.replace(directory, old)
     os.replace(new, directory)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class BuildDirectory:
+    """Where the stages of one build lie. Each property is the directory of one artifact."""
+
+    root: Path
+
+    @property
+    def recipe_file(self) -> Path:
+        return self.root / "recipe.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def scales(self) -> Path:
+        return self.root / "scales"
+
+    @property
+    def quantized(self) -> Path:
+        return self.root / "quantized"
+
+    @property
+    def graph(self) -> Path:
+        return self.root / "graph"
+
+    @property
+    def engine(self) -> Path:
+        return self.root / "engine"
+
+    @property
+    def repository(self) -> Path:
+        return self.root / "repository"
