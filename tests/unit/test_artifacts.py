@@ -1,0 +1,108 @@
+"""Artifacts: nothing half-written, resumable, and verified before they are trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sits_trt.artifacts import (
+    MANIFEST_NAME,
+    Manifest,
+    file_digest,
+    fingerprint,
+    is_current,
+    read_manifest,
+    tool_versions,
+    writing,
+)
+from sits_trt.errors import ArtifactMismatch, SitsError
+
+
+def make(directory: Path, key: str = "one", text: str = "data") -> None:
+    with writing(directory, Manifest("thing", fingerprint(key))) as (partial, details):
+        (partial / "file").write_text(text)
+        details["length"] = len(text)
+
+
+def test_written_artifact_reads_back(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    manifest = read_manifest(tmp_path / "a", "thing")
+    assert manifest.details == {"length": 4}
+    assert manifest.created
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["file", MANIFEST_NAME]
+
+
+def test_failure_keeps_the_old_artifact(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+
+    def fail() -> None:
+        with writing(tmp_path / "a", Manifest("thing", fingerprint("two"))) as (partial, _):
+            (partial / "file").write_text("half")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fail()
+    assert (tmp_path / "a" / "file").read_text() == "data"
+    assert is_current(tmp_path / "a", "thing", fingerprint("one"))
+
+
+@pytest.mark.parametrize(("key", "handed_over"), [("two", True), ("three", False)])
+def test_partial_work_is_handed_over_only_to_the_same_fingerprint(tmp_path: Path, key: str, handed_over: bool) -> None:
+    def fail() -> None:
+        with writing(tmp_path / "a", Manifest("thing", fingerprint("two"))) as (partial, _):
+            (partial / "done").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with writing(tmp_path / "a", Manifest("thing", fingerprint(key))) as (partial, _):
+        assert (partial / "done").exists() == handed_over
+
+
+def test_new_artifact_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with writing(tmp_path / "a", Manifest("thing", fingerprint("two"))) as (partial, _):
+        (partial / "other").touch()
+    assert not (tmp_path / "a" / "file").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_fingerprint_ignores_order_of_keys_and_sees_every_value() -> None:
+    assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
+    assert fingerprint({"a": 1, "b": [1, 2]}) != fingerprint({"a": 1, "b": [2, 1]})
+    assert fingerprint({"a": 1}) != fingerprint({"a": "1"})
+
+
+def test_wrong_kind_and_schema_name_both_sides(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(ArtifactMismatch, match="needs engine, the artifact has thing"):
+        read_manifest(tmp_path / "a", "engine")
+    path = tmp_path / "a" / MANIFEST_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
+    with pytest.raises(ArtifactMismatch, match="99"):
+        read_manifest(tmp_path / "a", "thing")
+    assert not is_current(tmp_path / "a", "thing", fingerprint("one"))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"kind": "thing"}'])
+def test_damaged_manifest_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / MANIFEST_NAME).write_bytes(content)
+    with pytest.raises(SitsError, match="build again"):
+        read_manifest(tmp_path, "thing")
+
+
+def test_missing_manifest_says_build_first(tmp_path: Path) -> None:
+    with pytest.raises(SitsError, match="sits-trt build"):
+        read_manifest(tmp_path, "thing")
+
+
+def test_file_digest_is_sha256(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    assert file_digest(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_absent_tool_is_said() -> None:
+    assert tool_versions("numpy", "no-such-distribution")["no-such-distribution"] == "absent"
