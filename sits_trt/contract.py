@@ -93,3 +93,56 @@ def bindings(model: ModelSpec, tile: TileSpec) -> tuple[Binding, ...]:
         Binding("logit_indices", "int32", ("outputs",), True, "positions in input_ids whose logits are wanted"),
         Binding("logits", "float32", ("outputs", model.vocab_size), False, "next-token logits of those positions"),
     )
+
+
+@dataclass(frozen=True)
+class PluginInput:
+    """One input of a plugin. `dtype` 'activation' means the type of the plugin's first input.
+
+    A node lists the inputs that it has in this order and leaves out optional ones that it has not;
+    its integer attribute `has_<name>` (0 or 1) says whether an optional one is there.
+    """
+
+    name: str
+    dtype: str
+    doc: str
+    optional: bool = False
+
+
+ATTENTION_INPUTS = (
+    PluginInput("qkv", "activation", "[tokens, (num_heads + 2*num_kv_heads) * head_dim], not rotated yet"),
+    PluginInput("kv_pool", "float16", "[tiles, layers, 2, num_kv_heads, tile_tokens, head_dim], written in place"),
+    PluginInput("tile_table", "int32", "[batch, tiles_per_seq]"),
+    PluginInput("context_lens", "int32", "[batch]"),
+    PluginInput("query_starts", "int32", "[batch + 1]"),
+    PluginInput("rope_table", "float32", "[positions, head_dim], cosines, then sines"),
+)
+"""Inputs of SitsTiledAttention. Its one output is [tokens, num_heads * head_dim] in the type of qkv."""
+
+LINEAR_INPUTS = (
+    PluginInput("x", "activation", "[tokens, in]"),
+    PluginInput("qweight", "int8", "[out, in/2], two codes a byte, low nibble first"),
+    PluginInput("scales", "activation", "[out, in/group_size]"),
+    PluginInput("zeros", "int8", "[out, in/group_size], 0..15", optional=True),
+    PluginInput("bias", "activation", "[out]", optional=True),
+    PluginInput("input_scale", "activation", "[in]", optional=True),
+)
+"""Inputs of SitsW4A16Linear. Its one output is [tokens, out] in the type of x.
+
+Codes travel as int8 because TensorRT takes int8 plugin inputs byte for byte, while it widens uint8
+initialisers to int32 (four times the bytes) and refuses uint4 ones.
+"""
+
+ATTENTION_FIELDS = {
+    "layer": "int", "num_heads": "int", "num_kv_heads": "int", "head_dim": "int", "tile_tokens": "int",
+    "window": "int", "scale": "float",
+}  # fmt: skip
+"""Attributes of a SitsTiledAttention node, as in `ops.tiled_attention` and `TileSpec`; all of them are serialized."""
+
+LINEAR_FIELDS = {"group_size": "int", "has_zeros": "int", "has_bias": "int", "has_input_scale": "int"}
+"""Attributes of a SitsW4A16Linear node; all of them are serialized."""
+
+
+def present_inputs(inputs: tuple[PluginInput, ...], fields: Mapping[str, float]) -> tuple[PluginInput, ...]:
+    """Return the inputs that a node with these attributes has, in order."""
+    return tuple(i for i in inputs if not i.optional or fields[f"has_{i.name}"])
