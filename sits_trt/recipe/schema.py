@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -132,15 +133,46 @@ class AccuracySection(Section):
     exact_match_tokens: PositiveInt = 128
 
 
+class SloSection(Section):
+    """Service level objective: a request that keeps both bounds counts for goodput.
+
+    The defaults are those of MLPerf Inference's server scenario for Llama-2-70B.
+    """
+
+    ttft_ms: PositiveFloat = 2000.0
+    """Longest wait for the first token."""
+    tpot_ms: PositiveFloat = 200.0
+    """Longest mean time of a request's further tokens."""
+
+
 class SweepSection(Section):
     """What 'sits-trt sweep' measures."""
 
     concurrencies: tuple[PositiveInt, ...] = (1, 4, 16)
+    """Closed-loop levels: so many requests are kept in flight."""
+    request_rates: tuple[PositiveFloat, ...] = ()
+    """Open-loop levels: requests per second on average, whatever the server does."""
+    arrival_cv: PositiveFloat = 1.0
+    """Coefficient of variation of the gaps between open-loop arrivals: 1 is Poisson, above 1 they come in bursts."""
     requests_per_level: PositiveInt = 32
     prompt_tokens: PositiveInt = 128
     output_tokens: PositiveInt = 32
+    request_timeout_s: PositiveInt = 120
+    """A request that is not complete by then is cancelled and counts as failed."""
+    level_timeout_s: PositiveInt = 900
+    """Longest time of one level; what is still open or unsent then counts as failed."""
+    slo: SloSection = SloSection()
     seed: Annotated[int, Field(ge=0)] = 0
     accuracy: AccuracySection = AccuracySection()
+
+    @model_validator(mode="after")
+    def different_levels(self) -> Self:
+        for name, levels in (("concurrencies", self.concurrencies), ("request_rates", self.request_rates)):
+            if len(set(levels)) < len(levels):
+                raise ValueError(f"{name} must not repeat, got {list(levels)}")
+        if not (self.concurrencies or self.request_rates):
+            raise ValueError("concurrencies and request_rates must not both be empty")
+        return self
 
 
 class Recipe(Section):
