@@ -1,0 +1,112 @@
+"""The Checkpoint: a model's tensors by canonical name, read when asked for, with its spec and tokenizer files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sits_trt.checkpoint.config import parse_config
+from sits_trt.checkpoint.digest import source_digest
+from sits_trt.checkpoint.expected import check_tensors
+from sits_trt.checkpoint.gguf_file import GgufFile
+from sits_trt.checkpoint.gguf_model import GgufModel
+from sits_trt.checkpoint.quantized import QUANT_NAME, read_formats
+from sits_trt.checkpoint.safetensors_files import SafetensorsFiles, read_json, weight_files
+from sits_trt.checkpoint.source import find_source
+from sits_trt.checkpoint.tokenizer_files import save_tokenizer
+from sits_trt.spec import ModelSpec, WeightFormat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_RECOMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+"""Buffers that old checkpoints store although they follow from the config."""
+
+
+class TensorFiles(Protocol):
+    """Stored tensors: shapes from the headers, data when asked for."""
+
+    shapes: dict[str, tuple[int, ...]]
+
+    def read(self, name: str) -> Tensor: ...
+
+
+class Checkpoint(Mapping[str, "Tensor"]):
+    """Tensors by canonical (Hugging Face Llama) name, in the type they are stored in, each read when asked for.
+
+    `spec` is the model, `formats` the formats of quantized linear layers by name (empty when nothing is
+    quantized), `hf_config` the config.json, `directory` the folder that holds the files. Quantized layers
+    have `<name>.qweight`, `.scales` and so on in place of `<name>.weight`.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        hf_config: Mapping[str, Any],
+        generation_config: Mapping[str, Any],
+        formats: Mapping[str, WeightFormat],
+        files: TensorFiles,
+    ) -> None:
+        self.place = place
+        self.directory = place if place.is_dir() else place.parent
+        self.hf_config = dict(hf_config)
+        self.generation_config = dict(generation_config)
+        self.formats = dict(formats)
+        self.spec: ModelSpec = parse_config(hf_config, generation_config)
+        self._files = files
+        self.shapes = {name: shape for name, shape in files.shapes.items() if not _RECOMPUTED.fullmatch(name)}
+        check_tensors(self.shapes, self.spec, self.formats, str(place))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._files.read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    @property
+    def stored_names(self) -> list[str]:
+        """Names of the tensors as the files have them; the same as the canonical names for Llama-like families."""
+        return list(self.shapes)
+
+    def read_stored(self, name: str) -> Tensor:
+        """Return a tensor by its stored name."""
+        return self._files.read(name)
+
+    def digest(self) -> str:
+        """Return 32 hex digits that identify the content of the files."""
+        return source_digest(self.place)
+
+    def save_tokenizer(self, directory: Path) -> None:
+        """Write the tokenizer's files, chat template included, into `directory`."""
+        save_tokenizer(self.place, directory)
+
+
+def open_checkpoint(source: Path | str) -> Checkpoint:
+    """Open a Hugging Face directory, a .gguf file, a packaged model by name, or a quantized checkpoint of ours.
+
+    Reads configs and headers only. Raises CheckpointError when the architecture, a config key, a file or a
+    tensor is missing, unknown or of the wrong shape.
+    """
+    place = find_source(source)
+    if place.is_file():
+        model = GgufModel(GgufFile(place))
+        return Checkpoint(place, model.config(), {}, {}, model)
+    config = read_json(place / "config.json")
+    generation = place / "generation_config.json"
+    return Checkpoint(
+        place,
+        config,
+        read_json(generation) if generation.is_file() else {},
+        read_formats(place) if (place / QUANT_NAME).is_file() else {},
+        SafetensorsFiles(weight_files(place)),
+    )
