@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sits_trt.checkpoint.config import parse_config
-from sits_trt.checkpoint.digest import source_digest
 from sits_trt.checkpoint.expected import check_tensors
 from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.checkpoint.gguf_model import GgufModel
 from sits_trt.checkpoint.quantized import QUANT_NAME, read_formats
 from sits_trt.checkpoint.safetensors_files import SafetensorsFiles, read_json, weight_files
-from sits_trt.checkpoint.source import find_source
+from sits_trt.checkpoint.source import find_source, source_digest
 from sits_trt.checkpoint.tokenizer_files import save_tokenizer
 from sits_trt.spec import ModelSpec, WeightFormat
 

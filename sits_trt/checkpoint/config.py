@@ -153,7 +153,7 @@ def _windows(family: Family, read: _Reader, layers: int) -> tuple[int, ...]:
         kinds = ["sliding_attention" if index >= first else "full_attention" for index in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise CheckpointError(
-            f"config key 'layer_types' must list 'full_attention' or 'sliding_attention' for each of the {layers} layers"
+            f"config key 'layer_types' must hold 'full_attention' or 'sliding_attention' for each of {layers} layers"
         )
     if not on:
         return full

@@ -81,7 +81,7 @@ class GgufModel:
         return self.file.metadata.get(f"{self.architecture}.{key}", default)
 
     def config(self) -> dict[str, Any]:
-        """Return the config.json that the model would have. Raises CheckpointError for metadata that is not understood."""
+        """Return the config.json that the model would have. Raises CheckpointError for unknown metadata."""
         prefix = f"{self.architecture}."
         known = {*_CONFIG_KEYS, *_KNOWN_WITHOUT_KEY}
         for key, value in self.file.metadata.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from sits_trt.errors import CheckpointError
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
-def materialize(source: Path | str, out_dir: Path, dtype: str) -> None:
+Progress = Callable[[int, int, str], None]
+
+
+def materialize(
+    source: Path | str, out_dir: Path, dtype: str, progress: Progress = lambda done, total, what: None
+) -> None:
     """Write `source` (as `open_checkpoint` takes it) into `out_dir` with floating tensors as `dtype`.
 
     The result is a plain Hugging Face directory that transformers loads: config.json, generation_config.json,
@@ -31,7 +37,9 @@ def materialize(source: Path | str, out_dir: Path, dtype: str) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.save_tokenizer(out_dir)
     writer = ShardWriter(out_dir)
-    for name in checkpoint.stored_names:
+    names = checkpoint.stored_names
+    for done, name in enumerate(names):
+        progress(done, len(names), name)
         tensor = checkpoint.read_stored(name)
         converted = tensor.to(target)
         if not torch.isfinite(converted).all():
@@ -40,6 +48,7 @@ def materialize(source: Path | str, out_dir: Path, dtype: str) -> None:
         writer.add(name, converted)
     write_config(out_dir, checkpoint, dtype)
     writer.finish()
+    progress(len(names), len(names), "checkpoint")
 
 
 def write_config(out_dir: Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:

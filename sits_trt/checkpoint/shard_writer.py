@@ -57,7 +57,9 @@ class ShardWriter:
     def _flush(self) -> None:
         from safetensors.torch import save_file
 
-        save_file(self._pending, self._partial(len(self._shards)), metadata={"format": "pt"})
+        partial = self._partial(len(self._shards))
+        save_file(self._pending, partial, metadata={"format": "pt"})
+        partial.chmod(0o644)  # safetensors writes 0600: a server under another user could not read it
         self._shards.append(list(self._pending))
         self._total_bytes += self._pending_bytes
         self._pending, self._pending_bytes = {}, 0

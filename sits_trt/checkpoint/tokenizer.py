@@ -96,7 +96,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face directory. Raises CheckpointError when tokenizer.json is missing or damaged."""
+    """Load the tokenizer of a Hugging Face directory. Raises CheckpointError when it has none or a damaged one."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{directory} holds no tokenizer.json")

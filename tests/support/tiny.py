@@ -1,4 +1,4 @@
-"""Tiny random models and tokenizers: vocabulary 97, hidden 64, intermediate 96, 2 layers, 4 heads, 2 key/value heads."""
+"""Tiny random models and tokenizers: vocabulary 97, hidden 64, intermediate 96, 2 layers, 4 heads, 2 kv heads."""
 
 from __future__ import annotations
 
