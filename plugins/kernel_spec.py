@@ -1,0 +1,81 @@
+"""What a kernel is before it is compiled, and what the bundle's manifest says of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ARGUMENT_BYTES = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4}
+"""Argument types of the launcher, with their sizes."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One grid dimension: the product over `sizes` of ceil(argument / per), `per` 1 where it is not given.
+
+    `sizes` is a tuple of (argument name, per); an empty tuple is the constant 1.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def blocks(self, arguments: Mapping[str, Any]) -> int:
+        count = 1
+        for name, per in self.sizes:
+            count *= -(-int(arguments[name]) // per)
+        return count
+
+
+@dataclass(frozen=True)
+class CudaKernel:
+    """One `extern "C"` kernel of a CUDA C++ source. `arguments` are (name, type), types of ARGUMENT_BYTES."""
+
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+    grid: tuple[Axis, Axis, Axis]
+    threads: int
+    shared_bytes: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CudaModule:
+    """A CUDA C++ source of this package and its kernels, compiled into one cubin.
+
+    `architecture_specific` asks for the sm_90a kind of target, whose code runs on that SM alone.
+    """
+
+    name: str
+    source: str
+    kernels: tuple[CudaKernel, ...]
+    defines: Mapping[str, Any] = field(default_factory=dict)
+    architecture_specific: bool = False
+
+
+@dataclass(frozen=True)
+class TritonKernel:
+    """One specialisation of a kernel in OpenAI Triton.
+
+    `signature` maps every argument of `function`, in order, to OpenAI Triton's type name ('*fp16', 'i32',
+    'fp32', ...) or 'constexpr'; `constants` gives the latter. `aligned` names the pointers and integers
+    that are multiples of 16, without which the compiler does not use 16-byte accesses.
+    """
+
+    name: str
+    function: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    grid: tuple[Axis, Axis, Axis]
+    aligned: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def per(*sizes: tuple[str, int] | str) -> Axis:
+    """Return the axis of ceil(name / per) for each (name, per); a bare name counts itself."""
+    return Axis(tuple((size, 1) if isinstance(size, str) else size for size in sizes))
+
+
+ONE = Axis()
+"""A grid dimension of one block."""

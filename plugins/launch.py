@@ -1,0 +1,160 @@
+"""Launch a bundle's kernels through the CUDA driver API: no framework, no compiler, bare addresses and a stream."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver as cuda
+from sits_plugins.bundle import Kernel, KernelBundle
+from sits_plugins.launcher import AttentionCall, LinearCall
+
+from sits_trt.errors import ArtifactMismatch, PluginError
+
+_CTYPES = {"pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
+_DEFAULT_SHARED_BYTES = 48 * 1024
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A kernel in memory, with one slot for each argument and the array of their addresses that the driver takes."""
+
+    kernel: Kernel
+    function: Any
+    slots: tuple[Any, ...]
+    addresses: Any
+
+
+class BundleLauncher:
+    """Launches the kernels of one bundle on the current CUDA device.
+
+    A cubin is loaded when its first kernel is launched; `load_all` does it beforehand, as a CUDA graph capture needs.
+    Safe to use from several threads.
+    """
+
+    def __init__(self, bundle: KernelBundle) -> None:
+        """Raises PluginError where there is no CUDA driver, ArtifactMismatch where the GPU is not the bundle's."""
+        self.bundle = bundle
+        _ensure_context()
+        self.sm, self.multiprocessors = _device()
+        if self.sm // 10 != bundle.sm // 10 or self.sm < bundle.sm:
+            raise ArtifactMismatch(
+                f"kernel bundle {bundle.directory}", f"SM {self.sm}", f"SM {bundle.sm}", "build it for this GPU"
+            )
+        self._libraries: dict[str, Any] = {}
+        self._loaded: dict[str, _Loaded] = {}
+        self._lock = threading.Lock()
+
+    def launch(self, name: str, grid: Grid | None, args: Sequence[Any] | Mapping[str, Any], stream: int) -> None:
+        """Launch kernel `name` on `stream` (a CUstream address, 0 for the default) and return without waiting.
+
+        `args` are numbers in the manifest's order, or a mapping by name; pointers are byte addresses. Without
+        `grid` the manifest's rule gives it. Raises PluginError when the kernel is unknown, an argument is missing,
+        or the driver refuses the launch.
+        """
+        with self._lock:
+            loaded = self._loaded.get(name) or self._load(name)
+            kernel = loaded.kernel
+            names = [argument for argument, _ in kernel.arguments]
+            if isinstance(args, Mapping):
+                absent = [argument for argument in names if argument not in args]
+                if absent:
+                    raise PluginError(f"launched without {', '.join(absent)}", f"kernel {name}")
+                values: Sequence[Any] = [args[argument] for argument in names]
+            else:
+                values = args
+            if len(values) != len(names):
+                raise PluginError(f"takes {len(names)} arguments, got {len(values)}", f"kernel {name}")
+            for slot, value in zip(loaded.slots, values, strict=False):
+                slot.value = value
+            if grid is None:
+                by_name = dict(zip(names, values, strict=True))
+                grid = (
+                    kernel.grid[0].blocks(by_name), kernel.grid[1].blocks(by_name), kernel.grid[2].blocks(by_name)
+                )  # fmt: skip
+            if 0 in grid:
+                return
+            (status,) = cuda.cuLaunchKernel(
+                loaded.function, *grid, kernel.threads, 1, 1, kernel.shared_bytes, stream,
+                ctypes.addressof(loaded.addresses), 0,
+            )  # fmt: skip
+        _check(status, f"launch of kernel {name} with grid {grid}")
+
+    def load_all(self, prefix: str = "") -> None:
+        """Load every kernel whose name starts with `prefix`."""
+        with self._lock:
+            for name in self.bundle.kernels:
+                if name.startswith(prefix) and name not in self._loaded:
+                    self._load(name)
+
+    def tiled_attention(self, call: AttentionCall, stream: int) -> None:
+        """Enqueue tiled attention (`launcher.KernelLauncher`)."""
+        from sits_plugins.attention_enqueue import enqueue_attention
+
+        enqueue_attention(self, call, stream)
+
+    def w4a16_linear(self, call: LinearCall, stream: int) -> None:
+        """Enqueue the INT4 linear (`launcher.KernelLauncher`)."""
+        from sits_plugins.linear_enqueue import enqueue_linear
+
+        enqueue_linear(self, call, stream)
+
+    def _load(self, name: str) -> _Loaded:
+        kernel = self.bundle.kernel(name)
+        if kernel.file not in self._libraries:
+            image = (self.bundle.directory / kernel.file).read_bytes()
+            what = f"loading of {kernel.file}"
+            self._libraries[kernel.file] = _check(*cuda.cuLibraryLoadData(image, [], [], 0, [], [], 0), what)
+        handle = _check(*cuda.cuLibraryGetKernel(self._libraries[kernel.file], kernel.entry.encode()), kernel.entry)
+        function = _check(*cuda.cuKernelGetFunction(handle), kernel.entry)
+        if kernel.shared_bytes > _DEFAULT_SHARED_BYTES:
+            attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = cuda.cuFuncSetAttribute(function, attribute, kernel.shared_bytes)
+            _check(status, f"{kernel.shared_bytes} bytes of shared memory for kernel {name}")
+        kinds = [kind for _, kind in kernel.arguments] + ["pointer"] * kernel.hidden_pointers
+        slots = tuple(_CTYPES[kind](0) for kind in kinds)
+        addresses = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(slot) for slot in slots))
+        self._loaded[name] = _Loaded(kernel, function, slots, addresses)
+        return self._loaded[name]
+
+
+def _check(status: Any, *rest: Any) -> Any:
+    """Return the driver call's value, or raise PluginError; the last argument says what was being done."""
+    *values, what = rest
+    if status != cuda.CUresult.CUDA_SUCCESS:
+        _, text = cuda.cuGetErrorString(status)
+        reason = text.decode() if text else status.name
+        raise PluginError(f"{what} failed: {reason}", "CUDA driver")
+    return values[0] if values else None
+
+
+def _ensure_context() -> None:
+    """Make device 0's primary context current on this thread unless a context already is."""
+    try:
+        (status,) = cuda.cuInit(0)
+    except RuntimeError as error:
+        raise PluginError(f"{error}; the kernels need an NVIDIA driver", "CUDA driver") from None
+    _check(status, "initialisation")
+    if not int(_check(*cuda.cuCtxGetCurrent(), "look for a context")):
+        context = _check(*cuda.cuDevicePrimaryCtxRetain(_check(*cuda.cuDeviceGet(0), "look for a GPU")), "context")
+        (status,) = cuda.cuCtxSetCurrent(context)
+        _check(status, "context")
+
+
+def _device() -> tuple[int, int]:
+    """Return the current device's SM (90, ...) and its number of multiprocessors."""
+    device = _check(*cuda.cuCtxGetDevice(), "look for the current GPU")
+    kinds = cuda.CUdevice_attribute
+    major, minor, count = (
+        int(_check(*cuda.cuDeviceGetAttribute(kind, device), "look at the GPU"))
+        for kind in (
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            kinds.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )
+    )
+    return major * 10 + minor, count
