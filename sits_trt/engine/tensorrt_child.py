@@ -1,0 +1,145 @@
+"""The program that builds one TensorRT engine, run as a process of its own: python -m sits_trt.engine.tensorrt_child.
+
+The native library can abort the process that it is in, so nothing else lives here. It takes a request file, writes
+the engine and a result file that the request names, reports progress as JSON lines on standard output, and logs to
+standard error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sits_plugins.tensorrt_registry import register_plugins
+
+_SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
+
+
+def main(request_file: str) -> int:
+    """Build what the request says. Returns the exit status; failures are explained on standard error."""
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    began = time.monotonic()
+    trt = importlib.import_module(request["module"])
+    print(f"{request['module']} {trt.__version__}", file=sys.stderr)
+    logger = _logger(trt)
+    creators = register_plugins(trt)
+    _report(0, 3, "parse the graph")
+    builder = trt.Builder(logger)
+    network = _parse(trt, builder, logger, request["graph"])
+    if network is None:
+        return 1
+    _report(1, 3, "build the engine")
+    config = _configure(trt, builder, request)
+    # The monitor is TensorRT's to call while the engine is built; this name keeps it alive.
+    config.progress_monitor = monitor = _monitor(trt)
+    engine = builder.build_serialized_network(network, config)
+    if engine is None:
+        print("the builder returned no engine", file=sys.stderr)
+        return 1
+    _report(2, 3, "write the engine")
+    with Path(request["engine"]).open("wb") as handle:
+        handle.write(engine)
+    result = {
+        "version": trt.__version__,
+        "layers": _layers(network),
+        "plugin_layers": _plugin_layers(trt, network),
+        "seconds": round(time.monotonic() - began, 3),
+        # Linux counts in KiB.
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    Path(request["result"]).write_text(json.dumps(result, indent=2), encoding="utf-8")
+    _report(3, 3, "engine written")
+    del monitor, creators
+    return 0
+
+
+def _report(done: int, total: int, what: str) -> None:
+    print(json.dumps({"done": done, "total": total, "what": what}), flush=True)
+
+
+def _logger(trt: Any) -> Any:
+    class StandardErrorLogger(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity != trt.ILogger.VERBOSE:
+                print(f"[{_SEVERITIES[int(severity)]}] {message}", file=sys.stderr, flush=True)
+
+    return StandardErrorLogger()
+
+
+def _monitor(trt: Any) -> Any:
+    class OutermostPhase(trt.IProgressMonitor):
+        """Passes on the steps of phases that are in no other."""
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, name: str, parent: str | None, num_steps: int) -> None:
+            if parent is None:
+                self.steps[name] = num_steps
+
+        def step_complete(self, name: str, step: int) -> bool:
+            if name in self.steps:
+                _report(step + 1, self.steps[name], name[:1].lower() + name[1:])
+            return True
+
+        def phase_finish(self, name: str) -> None:
+            self.steps.pop(name, None)
+
+    return OutermostPhase()
+
+
+def _parse(trt: Any, builder: Any, logger: Any, graph: str) -> Any:
+    """Return the network of an ONNX file, None when the parser refuses it."""
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if parser.parse_from_file(graph):
+        return network
+    for index in range(parser.num_errors):
+        print(f"[ERROR] {parser.get_error(index)}", file=sys.stderr)
+    return None
+
+
+def _configure(trt: Any, builder: Any, request: Mapping[str, Any]) -> Any:
+    config = builder.create_builder_config()
+    config.builder_optimization_level = request["optimization_level"]
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    for planned in request["profiles"]:
+        profile = builder.create_optimization_profile()
+        for name, (least, typical, most) in planned["shapes"].items():
+            profile.set_shape(name, tuple(least), tuple(typical), tuple(most))
+        config.add_optimization_profile(profile)
+    if request["compute_capability"] is not None:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{request['compute_capability']}"), 0)
+    return config
+
+
+def _layers(network: Any) -> dict[str, int]:
+    kinds = Counter(str(network.get_layer(i).type).removeprefix("LayerType.") for i in range(network.num_layers))
+    return dict(sorted(kinds.items()))
+
+
+def _plugin_layers(trt: Any, network: Any) -> dict[str, int]:
+    """Return how many layers each plugin has, by plugin name."""
+    found: Counter[str] = Counter()
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.PLUGIN_V3:
+            layer.__class__ = trt.IPluginV3Layer  # the binding's own way to a layer's derived type
+            found[layer.plugin.plugin_name] += 1
+    return dict(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
