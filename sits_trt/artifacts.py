@@ -157,6 +157,10 @@ class BuildDirectory:
         return self.root / "graph"
 
     @property
+    def kernels(self) -> Path:
+        return self.root / "kernels"
+
+    @property
     def engine(self) -> Path:
         return self.root / "engine"
 

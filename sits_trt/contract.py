@@ -56,7 +56,8 @@ class EngineDetails:
 
     `checkpoint` is the path, relative to the engine's directory, of the checkpoint that the engine was
     made from: eager and cuda runners take their weights from it, and every runner its tokenizer.
-    `engine_file` is empty for backends that have none.
+    `engine_file` is empty for backends that have none; `kernels` is the relative path of the kernel bundle's
+    directory, empty for targets without a GPU.
     """
 
     backend: str
@@ -65,6 +66,7 @@ class EngineDetails:
     limits: EngineLimits
     checkpoint: str
     engine_file: str = ""
+    kernels: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,6 +80,7 @@ class EngineDetails:
             limits=EngineLimits.from_dict(data["limits"]),
             checkpoint=data["checkpoint"],
             engine_file=data["engine_file"],
+            kernels=data["kernels"],
         )
 
 
