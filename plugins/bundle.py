@@ -1,4 +1,4 @@
-"""A kernel bundle on disk: a directory with cubins and `manifest.json`, which says how each kernel is launched."""
+"""A kernel bundle on disk: a directory with cubins and `bundle.json`, which says how each kernel is launched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sits_trt.artifacts import file_digest, fingerprint
 from sits_trt.contract import KERNEL_ABI
 from sits_trt.errors import PluginError
 
-MANIFEST_NAME = "manifest.json"
+MANIFEST_NAME = "bundle.json"
 
 
 @dataclass(frozen=True)
