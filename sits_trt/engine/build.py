@@ -28,11 +28,13 @@ def build_engine(
     limits: EngineLimits,
     out_dir: Path,
     progress: Progress,
+    kernels_dir: Path | None = None,
 ) -> dict[str, Any]:
     """Make the engine of `section.backend` in `out_dir` and return the details of its manifest.
 
     The details are `contract.EngineDetails` and what the backend adds (profiles, layers, build figures).
-    `graph_dir` is the exported graph; backends that run the checkpoint take none. Raises EngineBuildError.
+    `graph_dir` is the exported graph; backends that run the checkpoint take none. `kernels_dir` is the kernel bundle
+    of the SKU, None where it has no GPU. Raises EngineBuildError.
     """
     details = EngineDetails(
         backend=section.backend,
@@ -40,10 +42,11 @@ def build_engine(
         tile=tile,
         limits=limits,
         checkpoint=os.path.relpath(checkpoint_dir.resolve(), out_dir.resolve()),
+        kernels=os.path.relpath(kernels_dir.resolve(), out_dir.resolve()) if kernels_dir else "",
     ).to_dict()
     match section.backend:
-        case "eager":
-            progress(1, 1, "the eager backend runs the checkpoint")
+        case "eager" | "cuda":
+            progress(1, 1, f"the {section.backend} backend runs the checkpoint")
             return details
         case "tensorrt" | "tensorrt-rtx":
             if graph_dir is None:
