@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sits_trt.recipe.schema import Recipe
 
 ProgressCallback = Callable[[int, int, str], None]
 """Called with the steps done, the steps in all, and what is being done now."""
@@ -54,3 +59,57 @@ def _plain(console: Console, name: str) -> ProgressCallback:
         console.print(f"  {name}: {done}/{total} {what}, about {left_s:.0f} s left", markup=False, highlight=False)
 
     return update
+
+
+class StageLines:
+    """One line for each stage of a build as it ends, and a closing one."""
+
+    def __init__(self, console: Console, recipe: Recipe, directory: Path) -> None:
+        self.console, self.directory = console, directory
+        self.seconds = 0.0
+        self.rebuilt = 0
+        console.print(
+            f"{recipe.name}: {recipe.model.source} for {recipe.target.sku}, {recipe.quantization.scheme}, "
+            f"engine {recipe.engine.backend}",
+            markup=False,
+        )
+
+    def finished(self, name: str, rebuilt: bool, seconds: float, directory: Path) -> None:
+        self.seconds += seconds
+        self.rebuilt += rebuilt
+        what = f"{seconds:7.1f} s" if rebuilt else "unchanged"
+        self.console.print(f"  {name:<11} {what:>9}  {directory}", markup=False, soft_wrap=True)
+
+    def summary(self) -> None:
+        what = f"{self.rebuilt} stages built" if self.rebuilt else "nothing to do"
+        self.console.print(f"{what} in {self.seconds:.1f} s; next: sits-trt serve {self.directory}", markup=False)
+
+
+def show_doctor(console: Console, report: Mapping[str, Any]) -> None:
+    """Print the machine, then what it can build and run for each SKU."""
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    for gpu in report["gpus"]:
+        facts.add_row("GPU", f"{gpu['name']}, SM {gpu['sm'] / 10}, {gpu['memory_mb']} MB, driver {gpu['driver']}")
+    if not report["gpus"]:
+        facts.add_row("GPU", "none")
+    names = {
+        "cuda_driver": "CUDA of the driver",
+        "nvcc": "nvcc",
+        "torch": "torch",
+        "tensorrt": "TensorRT",
+        "tensorrt_rtx": "TensorRT for RTX",
+        "openai_triton": "OpenAI Triton",
+        "triton_server": "Triton Server",
+        "tritonclient": "tritonclient",
+    }
+    for key, name in names.items():
+        facts.add_row(name, report[key] or "none")
+    facts.add_row("CPU cores", str(report["cpus"]))
+    facts.add_row("free memory", f"{report['memory_free_gb']:.1f} GB")
+    facts.add_row("free disk", f"{report['disk_free_gb']:.1f} GB")
+    console.print(facts)
+    table = Table("SKU", "builds here", "runs here", box=None, pad_edge=False)
+    for sku, can in report["skus"].items():
+        table.add_row(sku, *(f"{'yes' if able else 'no'}: {how}" for able, how in (can["build"], can["run"])))
+    console.print()
+    console.print(table)

@@ -1,0 +1,134 @@
+"""The command line. Each command is thin: it parses, calls a room, and shows what came out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sits_trt import __version__
+from sits_trt.console import StageLines, show_doctor, stage_progress
+from sits_trt.errors import SitsError
+from sits_trt.recipe import SKUS, Recipe, load_recipe
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+recipe_app = typer.Typer(no_args_is_help=True, help="Look at recipes.")
+engine_app = typer.Typer(no_args_is_help=True, help="Look at engines.")
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(engine_app, name="engine")
+console = Console(stderr=True, highlight=False)
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe file, or the name of a shipped one, such as a100.")]
+BuildArgument = Annotated[Path, typer.Argument(help="The directory that 'sits-trt build' wrote.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change one key of the recipe; repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def main() -> None:
+    """Entry point: an expected error is one sentence and exit code 2; any other is a bug and keeps its traceback."""
+    try:
+        app()
+    except SitsError as error:
+        console.print(f"error: {' '.join(str(error).split())}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """One recipe file to an INT4 large language model behind the Triton Inference Server."""
+
+
+@app.command()
+def build(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Build directory; default: builds/NAME of the recipe.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build checkpoint, INT4 weights, kernels, graph, engine and model repository; what is unchanged is kept."""
+    from sits_trt.pipeline import BuildLine
+
+    loaded = load_recipe(recipe, overrides or ())
+    directory = out or Path("builds") / loaded.name
+    lines = StageLines(console, loaded, directory)
+    results = []
+    for result in BuildLine(loaded, directory, lambda name: stage_progress(console, name)).run():
+        lines.finished(result.name, result.rebuilt, result.seconds, result.directory)
+        results.append(
+            {
+                "stage": result.name,
+                "directory": str(result.directory),
+                "rebuilt": result.rebuilt,
+                "seconds": result.seconds,
+            }
+        )
+    lines.summary()
+    if as_json:
+        _print_json({"build": str(directory), "recipe": loaded.name, "stages": results})
+
+
+@recipe_app.command("show")
+def recipe_show(recipe: RecipeArgument, overrides: SetOption = None) -> None:
+    """Print a recipe with its blocks, overrides and defaults resolved, as JSON (which is YAML, too)."""
+    print(load_recipe(recipe, overrides or ()).model_dump_json(indent=2))
+
+
+@recipe_app.command("schema")
+def recipe_schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    _print_json(Recipe.model_json_schema())
+
+
+@recipe_app.command("skus")
+def recipe_skus() -> None:
+    """Print the targets that a recipe may name."""
+    _print_json({name: {key: value for key, value in vars(sku).items() if key != "name"} for name, sku in SKUS.items()})
+
+
+@engine_app.command("inspect")
+def engine_inspect(build: BuildArgument, as_json: JsonOption = False) -> None:
+    """Show an engine's manifest, bindings, profiles and plugins."""
+    from sits_trt.console import show_engine
+    from sits_trt.engine import inspect_engine
+
+    directory = build / "engine" if (build / "engine").is_dir() else build
+    found = inspect_engine(directory)
+    if as_json:
+        _print_json(found)
+    else:
+        show_engine(Console(highlight=False), found)
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what this machine has, and what it can build and run."""
+    from sits_trt.doctor import examine
+
+    report = examine(Path("builds"))
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        show_doctor(Console(highlight=False), report.to_dict())

@@ -1,0 +1,234 @@
+"""The build line: each stage's settings and inputs make its fingerprint; a stage runs when that has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sits_plugins.tensorrt_flavours import FLAVOURS
+from sits_plugins.tensorrt_registry import plugin_digests
+
+from sits_trt import __version__
+from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
+from sits_trt.contract import EngineLimits
+from sits_trt.planning import plan_limits
+from sits_trt.recipe.schema import Recipe
+from sits_trt.recipe.skus import Sku, find_sku
+from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
+
+Progress = Callable[[int, int, str], None]
+Reporter = Callable[[str], AbstractContextManager[Progress]]
+"""Opens the display of the stage of that name and yields its progress callback."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One artifact of the line: what decides it, and how it is made.
+
+    `make(out_dir, progress)` fills the directory and returns what to add to the manifest's details.
+    """
+
+    name: str
+    directory: Path
+    settings: Mapping[str, Any]
+    inputs: Mapping[str, str]
+    make: Callable[[Path, Progress], Mapping[str, Any]]
+    tools: tuple[str, ...] = ()
+    sm: int | None = None
+    plugins: Mapping[str, str] = field(default_factory=dict)
+
+    def manifest(self) -> Manifest:
+        tools = {"sits-trt": __version__} | tool_versions(*self.tools)
+        identity = {
+            "kind": self.name,
+            "settings": dict(self.settings),
+            "inputs": dict(self.inputs),
+            "tools": tools,
+            "sm": self.sm,
+            "plugins": dict(self.plugins),
+        }
+        return Manifest(self.name, fingerprint(identity), self.inputs, tools, self.sm, self.plugins)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of one stage. `seconds` is the time it took, checks included."""
+
+    name: str
+    directory: Path
+    rebuilt: bool
+    seconds: float
+
+
+class BuildLine:
+    """The stages of one recipe in one directory, in order."""
+
+    def __init__(self, recipe: Recipe, directory: Path, report: Reporter) -> None:
+        self.recipe, self.report = recipe, report
+        self.layout = BuildDirectory(directory)
+        self.sku: Sku = find_sku(recipe.target.sku)
+        self.made: dict[str, str] = {}
+
+    def run(self) -> Iterator[StageResult]:
+        """Run what is not current, yielding each stage's outcome as it ends.
+
+        Raises SitsError; stages finished before stay and are found again by the next run.
+        """
+        self.layout.root.mkdir(parents=True, exist_ok=True)
+        for make_stage in self._stage_makers():
+            began = time.monotonic()
+            stage = make_stage()
+            manifest = stage.manifest()
+            rebuilt = not is_current(stage.directory, stage.name, manifest.fingerprint)
+            if rebuilt:
+                with self.report(stage.name) as progress, writing(stage.directory, manifest) as (partial, details):
+                    details.update(stage.make(partial, progress))
+            self.made[stage.name] = manifest.fingerprint
+            yield StageResult(stage.name, stage.directory, rebuilt, time.monotonic() - began)
+        self.layout.recipe_file.write_text(self.recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+    def _stage_makers(self) -> tuple[Callable[[], Stage], ...]:
+        quantize = (self._scales, self._quantized) if self.recipe.quantization.scheme != "none" else ()
+        kernels = (self._kernels,) if self.sku.sm is not None else ()
+        graph = (self._graph,) if self._has_graph else ()
+        return (self._checkpoint, *quantize, *kernels, *graph, self._engine, self._repository)
+
+    @property
+    def _has_graph(self) -> bool:
+        return self.recipe.engine.backend.startswith("tensorrt")
+
+    @property
+    def _weights(self) -> tuple[str, Path]:
+        """The stage whose directory holds the weights that are served, and that directory."""
+        if self.recipe.quantization.scheme == "none":
+            return "checkpoint", self.layout.checkpoint
+        return "quantized", self.layout.quantized
+
+    def _inputs(self, *stages: str) -> dict[str, str]:
+        return {name: self.made[name] for name in stages}
+
+    def _model(self) -> ModelSpec:
+        return ModelSpec.from_dict(read_manifest(self.layout.checkpoint, "checkpoint").details["model"])
+
+    def _tile(self) -> TileSpec:
+        return TileSpec.of(self._model(), self.recipe.kv_cache.tile_tokens, self.recipe.kv_cache.dtype)
+
+    def _limits(self) -> EngineLimits:
+        quantization = self.recipe.quantization
+        weights = WeightFormat(4, quantization.group_size, quantization.symmetric)
+        bits = 16.0 if quantization.scheme == "none" else weights.bits_per_weight()
+        return plan_limits(
+            self._model(), self._tile(), self.sku, self.recipe.engine, self.recipe.kv_cache, self.recipe.serving, bits
+        )
+
+    def _checkpoint(self) -> Stage:
+        from sits_trt.checkpoint.source import source_digest
+
+        section = self.recipe.model
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.checkpoint import materialize, open_checkpoint
+
+            materialize(section.source, out, section.dtype, progress)
+            return {"model": open_checkpoint(out).spec.to_dict(), "source": section.source}
+
+        digest = source_digest(section.source, cache=self.layout.root / "source-digests.json")
+        tools = ("safetensors", "transformers", "gguf")
+        return Stage("checkpoint", self.layout.checkpoint, {"dtype": section.dtype}, {"source": digest}, make, tools)
+
+    def _scales(self) -> Stage:
+        from sits_trt.checkpoint.texts import text_digest
+
+        section = self.recipe.quantization
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.checkpoint import open_checkpoint
+            from sits_trt.quant import search_scales
+
+            return search_scales(open_checkpoint(self.layout.checkpoint), section, out, progress)
+
+        inputs = self._inputs("checkpoint") | {"text": text_digest(section.calibration.source)}
+        settings = section.model_dump(mode="json")
+        return Stage("scales", self.layout.scales, settings, inputs, make, ("torch", "numpy"))
+
+    def _quantized(self) -> Stage:
+        section = self.recipe.quantization
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.checkpoint import open_checkpoint
+            from sits_trt.quant import apply_scales
+
+            return apply_scales(
+                open_checkpoint(self.layout.checkpoint), self.layout.scales, section, out, progress
+            )  # fmt: skip
+
+        return Stage(
+            "quantized",
+            self.layout.quantized,
+            section.model_dump(mode="json"),
+            self._inputs("checkpoint", "scales"),
+            make,
+        )
+
+    def _graph(self) -> Stage:
+        stage, directory = self._weights
+        tile, limits = self._tile(), self._limits()
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.checkpoint import open_checkpoint
+            from sits_trt.graph import export_graph
+
+            return export_graph(open_checkpoint(directory), tile, limits, out, progress)
+
+        settings = {"tile": vars(tile), "max_seq_tokens": limits.max_seq_tokens}
+        tools = ("torch", "onnx", "onnx-ir", "onnxscript")
+        return Stage("graph", self.layout.graph, settings, self._inputs(stage), make, tools)
+
+    def _kernels(self) -> Stage:
+        from sits_plugins.compile import sources_fingerprint
+
+        sm = self.sku.sm
+        assert sm is not None, "a target without a GPU has no kernels stage"
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_plugins.compile import compile_bundle
+
+            return {"bundle": compile_bundle(sm, out, progress).digest()}
+
+        return Stage("kernels", self.layout.kernels, {}, {"sources": sources_fingerprint(sm)}, make, sm=sm)
+
+    def _engine(self) -> Stage:
+        stage, checkpoint = self._weights
+        section, limits, tile = self.recipe.engine, self._limits(), self._tile()
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.engine import build_engine
+
+            return build_engine(
+                self.layout.graph if self._has_graph else None, checkpoint, section, self.sku,
+                self._model(), tile, limits, out, progress, self.layout.kernels if self.sku.sm else None,
+            )  # fmt: skip
+
+        settings = {"engine": section.model_dump(mode="json"), "tile": vars(tile), "limits": limits.to_dict()}
+        inputs = self._inputs(stage, *(("graph",) if self._has_graph else ()), *(("kernels",) if self.sku.sm else ()))
+        tools = FLAVOURS[section.backend].distributions if self._has_graph else ()
+        plugins = plugin_digests() if self._has_graph else {}
+        return Stage("engine", self.layout.engine, settings, inputs, make, tools, self.sku.sm, plugins)
+
+    def _repository(self) -> Stage:
+        section = self.recipe.serving
+
+        def make(out: Path, progress: Progress) -> Mapping[str, Any]:
+            from sits_trt.repository import write_repository
+
+            return write_repository(out, self.layout.engine, section, self.recipe.kv_cache, progress)
+
+        settings = {
+            "serving": section.model_dump(mode="json"),
+            "kv_cache": self.recipe.kv_cache.model_dump(mode="json"),
+        }
+        return Stage("repository", self.layout.repository, settings, self._inputs("engine"), make, ("tritonclient",))
