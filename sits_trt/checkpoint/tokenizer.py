@@ -21,7 +21,7 @@ class Tokenizer:
     """Text to token ids and back, with the special tokens and chat template of a checkpoint.
 
     `eos_token_ids` are those of generation_config.json where there is one, else of config.json, else of the
-    tokenizer itself.
+    tokenizer itself. `byte_token_ids` are the 256 byte-fallback tokens of SentencePiece, empty where there are none.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_token_id: int | None = self._first("bos_token", token_ids)
         self.pad_token_id: int | None = self._first("pad_token", token_ids)
+        byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+        self.byte_token_ids: frozenset[int] = frozenset(byte_ids if None not in byte_ids else ())
         self.eos_token_ids: tuple[int, ...] = self._ids("eos_token", token_ids)
 
     def _ids(self, name: str, token_ids: Mapping[str, Sequence[int]]) -> tuple[int, ...]:

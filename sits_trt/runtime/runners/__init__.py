@@ -1,0 +1,1 @@
+"""What turns a step's arrays into logits: the interface in `base`, one file for each implementation."""

@@ -1,0 +1,70 @@
+"""The decoder in plain torch: the oracle, and what serves where there is nothing faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sits_trt.checkpoint import open_checkpoint
+from sits_trt.models import Decoder, build_decoder
+from sits_trt.runtime.step import StepInputs
+from sits_trt.spec import TileSpec
+
+
+class EagerRunner:
+    """Runs a Decoder. The pool lies on the decoder's device, its type is `tile.kv_dtype`."""
+
+    def __init__(self, decoder: Decoder, tile: TileSpec, num_tiles: int) -> None:
+        self.vocab_size = decoder.spec.vocab_size
+        self.num_tiles = num_tiles
+        self._decoder = decoder
+        self._device = decoder.embedding.device
+        # Not zeroed: attention never reads a slot that was not written, and an untouched page costs no memory.
+        self._pool = torch.empty(
+            tile.pool_shape(num_tiles), dtype=getattr(torch, tile.kv_dtype), device=self._device
+        )  # fmt: skip
+
+    def run(self, inputs: StepInputs) -> Tensor:
+        ids, table, contexts, starts, wanted = (
+            torch.from_numpy(array).to(self._device)
+            for array in (
+                inputs.input_ids,
+                inputs.tile_table,
+                inputs.context_lens,
+                inputs.query_starts,
+                inputs.logit_indices,
+            )
+        )
+        with torch.inference_mode():
+            logits: Tensor = self._decoder(ids, self._pool, table, contexts, starts, wanted)
+        return logits
+
+    def close(self) -> None:
+        del self._pool, self._decoder
+
+
+def cuda_available() -> bool:
+    return torch.cuda.is_available()
+
+
+def free_cuda_bytes() -> int:
+    """Memory of the current GPU that is free now, what torch has cached included."""
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, device: str) -> tuple[Decoder, TileSpec]:
+    """Load a checkpoint for `device` ('cpu' or 'cuda'); return the decoder and the tile geometry of its pool.
+
+    On a CPU everything is float32, the pool too, as 16-bit arithmetic is emulated there. On a GPU weights and
+    activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once: torch has no kernel
+    for them.
+    """
+    checkpoint = open_checkpoint(checkpoint_dir)
+    dtype = torch.float32 if device == "cpu" else checkpoint["model.embed_tokens.weight"].dtype
+    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype, num_positions)
+    decoder.dequantize_(dtype)
+    return decoder.to(device), replace(tile, kv_dtype="float32") if device == "cpu" else tile
