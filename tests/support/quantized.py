@@ -1,0 +1,53 @@
+"""Random INT4 layers for tiny models: the tensors and formats of a quantized checkpoint, without a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sits_trt.layouts import pack_sits
+from sits_trt.spec import WeightFormat
+
+
+def quantize_tensors(
+    tensors: Mapping[str, Tensor],
+    group_size: int = 32,
+    symmetric: bool = False,
+    input_scale: bool = False,
+    scale_recover: bool = False,
+    dense: tuple[str, ...] = (),
+    seed: int = 0,
+) -> tuple[dict[str, Tensor], dict[str, WeightFormat]]:
+    """Replace every projection by random codes and scales of about its own spread; biases stay.
+
+    With `input_scale` each layer gets one, with `scale_recover` each decoder layer. Projections whose name ends
+    with an entry of `dense` stay as they are.
+    """
+    rng = np.random.default_rng(seed)
+    result: dict[str, Tensor] = {}
+    formats: dict[str, WeightFormat] = {}
+
+    def floats(low: float, high: float, *shape: int) -> Tensor:
+        return torch.from_numpy(rng.uniform(low, high, shape).astype(np.float16))
+
+    for name, tensor in tensors.items():
+        layer = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight") or layer.endswith(dense):
+            result[name] = tensor
+            continue
+        out_features, in_features = tensor.shape
+        groups = (out_features, in_features // group_size)
+        formats[layer] = WeightFormat(4, group_size, symmetric)
+        codes = rng.integers(0, 16, (out_features, in_features), dtype=np.uint8)
+        result[f"{layer}.qweight"] = torch.from_numpy(pack_sits(codes))
+        result[f"{layer}.scales"] = floats(0.01, 0.05, *groups)
+        if not symmetric:
+            result[f"{layer}.zeros"] = torch.from_numpy(rng.integers(0, 16, groups, dtype=np.uint8))
+        if input_scale:
+            result[f"{layer}.input_scale"] = floats(0.5, 2.0, in_features)
+        if scale_recover and layer.endswith("mlp.down_proj"):
+            result[f"{layer.removesuffix('.mlp.down_proj')}.scale_recover"] = floats(0.8, 1.25, out_features)
+    return result, formats
