@@ -1,0 +1,175 @@
+"""How far a decoder is from a reference: perplexity, KL divergence, agreeing best tokens, equal greedy answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from sits_trt.models.decoder import Decoder
+from sits_trt.spec import TileSpec
+
+Progress = Callable[[int, int, str], None]
+
+_ROWS = 64
+"""Positions whose whole-vocabulary distributions are compared at a time."""
+
+
+def _silent(done: int, total: int, what: str) -> None:
+    """The progress callback of callers that show none."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A candidate beside its reference on the same text.
+
+    `perplexity` and `reference_perplexity` are exp of the mean negative log-likelihood (natural) of every
+    token but the first of each block. `kl` is the mean over positions of KL(reference || candidate) in nats.
+    `top1` is the share of positions with the same best token, `top5` the mean share of the reference's five
+    best tokens that are among the candidate's five. `positions` counts the positions.
+    """
+
+    perplexity: float
+    reference_perplexity: float
+    kl: float
+    top1: float
+    top5: float
+    positions: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """Greedy answers beside the reference's: `exact_match` is the share of prompts whose `tokens` tokens are all
+    the same, `matched_prefix` the mean share of tokens before the first difference."""
+
+    exact_match: float
+    matched_prefix: float
+    prompts: int
+    tokens: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+@torch.inference_mode()
+def block_logits(decoder: Decoder, ids: Sequence[int]) -> Tensor:
+    """Return float32 [len(ids), vocab]: the next-token logits after every token of one block, from an empty cache."""
+    tiles = TileSpec.of(decoder.spec)
+    count = tiles.tiles_for(len(ids))
+    positions = torch.arange(len(ids), dtype=torch.int32)
+    logits: Tensor = decoder(
+        torch.tensor(ids, dtype=torch.int32),
+        torch.zeros(tiles.pool_shape(count), dtype=decoder.embedding.dtype),
+        torch.arange(count, dtype=torch.int32)[None],
+        torch.zeros(1, dtype=torch.int32),
+        torch.tensor([0, len(ids)], dtype=torch.int32),
+        positions,
+    )
+    return logits
+
+
+@dataclass
+class _Sums:
+    negative_log_likelihood: float = 0.0
+    reference_negative_log_likelihood: float = 0.0
+    predicted: int = 0
+    kl: float = 0.0
+    same_best: int = 0
+    shared_of_five: int = 0
+    positions: int = 0
+
+    def add(self, reference: Tensor, candidate: Tensor, following: Tensor) -> None:
+        """Add logits [rows, vocab] of both; `following` holds the token after each row, as far as there is one."""
+        ours, theirs = candidate.log_softmax(-1), reference.log_softmax(-1)
+        known = following[:, None]
+        self.negative_log_likelihood -= ours[: len(known)].gather(1, known).double().sum().item()
+        self.reference_negative_log_likelihood -= theirs[: len(known)].gather(1, known).double().sum().item()
+        self.predicted += len(known)
+        self.kl += (theirs.exp() * (theirs - ours)).sum(-1).double().sum().item()
+        best, reference_best = (logits.topk(min(5, logits.shape[-1]), -1).indices for logits in (ours, theirs))
+        self.same_best += int((best[:, 0] == reference_best[:, 0]).sum())
+        self.shared_of_five += int((best[:, :, None] == reference_best[:, None, :]).sum())
+        self.positions += len(ours)
+
+
+def compare(
+    reference: Decoder, candidate: Decoder, blocks: Sequence[Sequence[int]], progress: Progress = _silent
+) -> Agreement:
+    """Run both decoders over blocks of token ids and return how far the candidate is from the reference.
+
+    Memory stays near the two decoders and the logits of one block each. At least one block must have two tokens.
+    """
+    sums = _Sums()
+    for done, block in enumerate(blocks):
+        progress(done, len(blocks), "compare with the reference")
+        logits = block_logits(reference, block), block_logits(candidate, block)
+        following = torch.tensor(block[1:], dtype=torch.int64)
+        for start in range(0, len(block), _ROWS):
+            rows = slice(start, start + _ROWS)
+            sums.add(logits[0][rows], logits[1][rows], following[rows])
+    progress(len(blocks), len(blocks), "compare with the reference")
+    return Agreement(
+        perplexity=math.exp(sums.negative_log_likelihood / sums.predicted),
+        reference_perplexity=math.exp(sums.reference_negative_log_likelihood / sums.predicted),
+        kl=sums.kl / sums.positions,
+        top1=sums.same_best / sums.positions,
+        top5=sums.shared_of_five / (min(5, candidate.spec.vocab_size) * sums.positions),
+        positions=sums.positions,
+    )
+
+
+@torch.inference_mode()
+def greedy_tokens(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], tokens: int, progress: Progress = _silent
+) -> list[list[int]]:
+    """Return the `tokens` most likely next tokens, one after another, of every prompt; end tokens do not end it."""
+    tiles = TileSpec.of(decoder.spec)
+    per_prompt = tiles.tiles_for(max(len(prompt) for prompt in prompts) + tokens)
+    count = len(prompts)
+    pool = torch.zeros(tiles.pool_shape(count * per_prompt), dtype=decoder.embedding.dtype)
+    table = torch.arange(count * per_prompt, dtype=torch.int32).reshape(count, per_prompt)
+    context = torch.zeros(count, dtype=torch.int32)
+    new = [list(prompt) for prompt in prompts]
+    answers: list[list[int]] = [[] for _ in prompts]
+    for done in range(tokens):
+        progress(done, tokens, "greedy answers")
+        lengths = torch.tensor([len(ids) for ids in new], dtype=torch.int32)
+        ends = lengths.cumsum(0, dtype=torch.int32)
+        starts = torch.cat((torch.zeros(1, dtype=torch.int32), ends))
+        ids = torch.tensor([token for sequence in new for token in sequence], dtype=torch.int32)
+        best = decoder(ids, pool, table, context, starts, ends - 1).argmax(-1).tolist()
+        context = context + lengths
+        new = [[token] for token in best]
+        for answer, token in zip(answers, best, strict=True):
+            answer.append(token)
+    progress(tokens, tokens, "greedy answers")
+    return answers
+
+
+def exact_match(
+    reference: Decoder,
+    candidate: Decoder,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    progress: Progress = _silent,
+) -> ExactMatch:
+    """Compare the greedy answers of both decoders, `tokens` tokens for each prompt."""
+    theirs = greedy_tokens(reference, prompts, tokens, progress)
+    ours = greedy_tokens(candidate, prompts, tokens, progress)
+    prefixes = [_common_prefix(a, b) for a, b in zip(theirs, ours, strict=True)]
+    return ExactMatch(
+        exact_match=sum(length == tokens for length in prefixes) / len(prompts),
+        matched_prefix=sum(prefixes) / (len(prompts) * tokens),
+        prompts=len(prompts),
+        tokens=tokens,
+    )
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
