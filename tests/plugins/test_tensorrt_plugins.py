@@ -1,0 +1,252 @@
+"""The plugin objects, driven as TensorRT drives them, on host memory: creator, serialized fields, shapes, enqueue."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sits_plugins.launcher import BUNDLE_VARIABLE, KernelLauncher
+from sits_plugins.tensorrt_attention import ATTENTION
+from sits_plugins.tensorrt_fields import write_fields
+from sits_plugins.tensorrt_flavours import FLAVOURS
+from sits_plugins.tensorrt_linear import LINEAR
+from sits_plugins.tensorrt_plugin import PluginDefinition, plugin_classes
+from torch import Tensor
+
+from sits_trt.errors import PluginError
+from sits_trt.ops import rope_table, tiled_attention, w4a16_linear
+from sits_trt.spec import RopeSpec, TileSpec
+from tests.support.cpu_launcher import CpuLauncher
+
+trt = importlib.import_module(FLAVOURS["tensorrt-rtx"].module())
+
+HEADS, KV_HEADS, DIM, TILE_TOKENS, LAYERS = 4, 2, 16, 16, 3
+ATTENTION_VALUES = {
+    "layer": 1, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "tile_tokens": TILE_TOKENS,
+    "window": 5, "scale": 0.25,
+}  # fmt: skip
+TYPES = {
+    torch.float16: trt.float16, torch.bfloat16: trt.bfloat16, torch.float32: trt.float32,
+    torch.int8: trt.int8, torch.uint8: trt.int8, torch.int32: trt.int32,
+}  # fmt: skip
+
+
+def describe(shape: Sequence[int], dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
+    description = trt.PluginTensorDesc()
+    description.dims, description.type, description.format = trt.Dims(shape), dtype, layout
+    return description
+
+
+def describe_dynamic(shape: Sequence[int], dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
+    dynamic = trt.DynamicPluginTensorDesc()
+    dynamic.desc, dynamic.max = describe(shape, dtype, layout), trt.Dims(shape)
+    return dynamic
+
+
+def describe_tensors(tensors: Sequence[Tensor]) -> list[Any]:
+    return [describe(tuple(t.shape), TYPES[t.dtype]) for t in tensors]
+
+
+def create(
+    definition: PluginDefinition,
+    values: Mapping[str, float],
+    find_launcher: Callable[[], KernelLauncher] | None = None,
+) -> Any:
+    """Return the plugin as a loaded engine has it: made at build time, serialized, made again, attached."""
+    _, creator_class = plugin_classes(trt, definition, *([find_launcher] if find_launcher else []))
+    creator = creator_class()
+    built = creator.create_plugin("node", write_fields(trt, definition.fields, values), trt.TensorRTPhase.BUILD)
+    loaded = creator.create_plugin("node", built.get_fields_to_serialize(), trt.TensorRTPhase.RUNTIME)
+    assert loaded.fields == pytest.approx(values)
+    return loaded.attach_to_context(None)
+
+
+def enqueue(plugin: Any, inputs: Sequence[Tensor], out: Tensor, stream: int = 7) -> None:
+    """Announce the shapes and launch, with bare addresses."""
+    in_desc, out_desc = describe_tensors(inputs), describe_tensors([out])
+    plugin.on_shape_change(in_desc, out_desc)
+    sizes = [describe_dynamic(tuple(t.shape), TYPES[t.dtype]) for t in inputs]
+    workspace = torch.empty(plugin.get_workspace_size(sizes, []), dtype=torch.uint8)
+    addresses = [t.data_ptr() for t in inputs]
+    plugin.enqueue(in_desc, out_desc, addresses, [out.data_ptr()], workspace.data_ptr(), stream)
+
+
+def attention_inputs(counts: Sequence[int], contexts: Sequence[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tile = TileSpec(LAYERS, KV_HEADS, DIM, TILE_TOKENS)
+    tiles_per_seq = 3
+    tiles = tiles_per_seq * len(counts) + 2
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    return [
+        torch.randn(sum(counts), width, generator=generator).to(dtype),
+        torch.randn(tile.pool_shape(tiles), generator=generator).to(torch.float16),
+        torch.randperm(tiles, generator=generator)[: tiles - 2].reshape(len(counts), -1).int(),
+        torch.tensor(contexts, dtype=torch.int32),
+        torch.tensor([0, *counts], dtype=torch.int32).cumsum(0).int(),
+        rope_table(RopeSpec(), DIM, 48),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("counts", "contexts"), [((1, 1, 1), (5, 0, 33)), ((7, 0, 1), (0, 3, 40)), ((20,), (11,))])
+def test_attention_equals_the_op_and_writes_the_pool(
+    counts: tuple[int, ...], contexts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    launcher = CpuLauncher()
+    plugin = create(ATTENTION, ATTENTION_VALUES, lambda: launcher)
+    inputs = attention_inputs(counts, contexts, dtype, seed=sum(contexts))
+    before = inputs[1].clone()
+    twin = [t.clone() for t in inputs]
+    expected = tiled_attention(*twin, 1, HEADS, KV_HEADS, 5, 0.25)
+    out = torch.full((sum(counts), HEADS * DIM), float("nan"), dtype=dtype)
+    enqueue(plugin, inputs, out, stream=1234)
+    # The launcher computes with the same reference: what is tested is that every address, size and field arrived.
+    assert torch.equal(out, expected)
+    assert torch.equal(inputs[1], twin[1])
+    changed = (inputs[1] != before).flatten(2).any(-1)
+    assert changed[:, 1].any()
+    assert not changed[:, [0, 2]].any()
+    assert launcher.streams == [1234]
+
+
+def linear_inputs(fields: Mapping[str, int], tokens: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    out_features, in_features = 40, 96
+    groups = (out_features, in_features // fields["group_size"])
+    optional = {
+        "zeros": torch.randint(0, 16, groups, generator=generator, dtype=torch.uint8),
+        "bias": torch.randn(out_features, generator=generator).to(dtype),
+        "input_scale": (torch.rand(in_features, generator=generator) + 0.5).to(dtype),
+    }
+    return [
+        torch.randn(tokens, in_features, generator=generator).to(dtype),
+        torch.randint(0, 256, (out_features, in_features // 2), generator=generator, dtype=torch.uint8),
+        (torch.rand(groups, generator=generator) * 0.05).to(dtype),
+        *(tensor for name, tensor in optional.items() if fields[f"has_{name}"]),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 2, 17])
+@pytest.mark.parametrize("present", range(8))
+def test_linear_equals_the_op_with_any_optional_inputs(present: int, tokens: int, dtype: torch.dtype) -> None:
+    flags = {f"has_{name}": present >> bit & 1 for bit, name in enumerate(("zeros", "bias", "input_scale"))}
+    values = {"group_size": 32} | flags
+    plugin = create(LINEAR, values, CpuLauncher)
+    inputs = linear_inputs(values, tokens, dtype, seed=present)
+    rest = iter(inputs[3:])
+    expected = w4a16_linear(*inputs[:3], *(next(rest) if flag else None for flag in flags.values()), 32)
+    out = torch.full_like(expected, float("nan"))
+    enqueue(plugin, inputs, out)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("definition", "values"),
+    [(ATTENTION, ATTENTION_VALUES), (LINEAR, {"group_size": 32, "has_zeros": 0, "has_bias": 0, "has_input_scale": 0})],
+)
+def test_enqueue_without_a_bundle_fails_loudly(
+    definition: PluginDefinition,
+    values: Mapping[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
+    plugin = create(definition, values)
+    inputs = (
+        attention_inputs((2,), (0,), torch.float16, 0)
+        if definition is ATTENTION
+        else linear_inputs({k: int(v) for k, v in values.items()}, 2, torch.float16, 0)
+    )
+    out = torch.zeros(2, HEADS * DIM if definition is ATTENTION else 40, dtype=torch.float16)
+    with caplog.at_level(logging.ERROR), pytest.raises(PluginError, match=f"set {BUNDLE_VARIABLE}"):
+        enqueue(plugin, inputs, out)
+    assert f"plugin {definition.name}" in caplog.text
+
+
+def test_a_plugin_names_the_fields_that_a_node_lacks() -> None:
+    _, creator_class = plugin_classes(trt, ATTENTION)
+    kinds = {name: kind for name, kind in ATTENTION.fields.items() if name not in ("layer", "window")}
+    collection = write_fields(trt, kinds, ATTENTION_VALUES)
+    with pytest.raises(PluginError, match="SitsTiledAttention 1: the node lacks layer, window"):
+        creator_class().create_plugin("node", collection, trt.TensorRTPhase.BUILD)
+
+
+def changed_input(index: int, shape: tuple[int, ...]) -> list[Tensor]:
+    inputs = attention_inputs((2, 1), (0, 4), torch.float16, 0)
+    inputs[index] = torch.zeros(shape, dtype=inputs[index].dtype)
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (0, (3, 100), "width of qkv must be 128, got 100"),
+        (1, (8, 3, 2, 2, 32, 16), "pool after its layers must be"),
+        (1, (8, 1, 2, 2, 16, 16), "layer must be below 1, got 1"),
+        (3, (3,), "length of context_lens must be 2, got 3"),
+        (4, (4,), "length of query_starts must be 3, got 4"),
+        (5, (48, 8), "width of rope_table must be 16, got 8"),
+    ],
+)
+def test_attention_refuses_shapes_that_do_not_fit(index: int, shape: tuple[int, ...], message: str) -> None:
+    plugin = create(ATTENTION, ATTENTION_VALUES, CpuLauncher)
+    out = torch.zeros(3, HEADS * DIM, dtype=torch.float16)
+    with pytest.raises(PluginError, match=message):
+        plugin.on_shape_change(describe_tensors(changed_input(index, shape)), describe_tensors([out]))
+
+
+def test_linear_refuses_scales_of_another_group_size() -> None:
+    values = {"group_size": 32, "has_zeros": 1, "has_bias": 0, "has_input_scale": 0}
+    plugin = create(LINEAR, values, CpuLauncher)
+    inputs = linear_inputs(values, 2, torch.float16, 0)
+    inputs[2] = torch.zeros(40, 6, dtype=torch.float16)
+    with pytest.raises(PluginError, match=r"shape of scales must be \(40, 3\), got \(40, 6\)"):
+        plugin.on_shape_change(describe_tensors(inputs), describe_tensors([torch.zeros(2, 40).half()]))
+
+
+def test_formats_are_linear_and_types_those_of_the_contract() -> None:
+    plugin = create(ATTENTION, ATTENTION_VALUES)
+    wanted = [trt.float16, trt.float16, trt.int32, trt.int32, trt.int32, trt.float32, trt.float16]
+
+    def supported(types: Sequence[Any], layout: Any = trt.TensorFormat.LINEAR) -> list[bool]:
+        descriptions = [describe_dynamic((2, 2), t, layout) for t in types]
+        return [plugin.supports_format_combination(i, descriptions, len(types) - 1) for i in range(len(types))]
+
+    assert all(supported(wanted))
+    assert not any(supported(wanted, trt.TensorFormat.HWC))
+    for position, wrong in ((0, trt.float32), (1, trt.bfloat16), (2, trt.int64), (5, trt.float16), (6, trt.bfloat16)):
+        changed = [wrong if i == position else t for i, t in enumerate(wanted)]
+        assert not supported(changed)[position]
+    bfloat16 = [trt.bfloat16, *wanted[1:6], trt.bfloat16]
+    assert all(supported(bfloat16))
+
+
+def test_a_clone_keeps_the_fields_and_finds_its_own_launcher() -> None:
+    found: list[CpuLauncher] = []
+
+    def find() -> CpuLauncher:
+        found.append(CpuLauncher())
+        return found[-1]
+
+    values = {"group_size": 32, "has_zeros": 0, "has_bias": 1, "has_input_scale": 0}
+    plugin = create(LINEAR, values, find)
+    inputs = linear_inputs(values, 1, torch.float16, 0)
+    out = torch.zeros(1, 40, dtype=torch.float16)
+    enqueue(plugin, inputs, out)
+    clone = plugin.clone()
+    assert clone.fields == values
+    enqueue(clone, inputs, out)
+    enqueue(clone, inputs, out)
+    assert [len(launcher.streams) for launcher in found] == [1, 2]
+
+
+def test_field_values_survive_as_numbers() -> None:
+    plugin = create(ATTENTION, ATTENTION_VALUES | {"scale": 0.1, "window": 2**20})
+    assert plugin.fields["window"] == 2**20
+    assert plugin.fields["scale"] == np.float32(0.1)

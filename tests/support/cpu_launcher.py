@@ -1,0 +1,64 @@
+"""A kernel launcher whose device is the host: it reads and writes raw addresses and computes with the ops' references."""
+
+from __future__ import annotations
+
+import ctypes
+from math import prod
+
+import torch
+from sits_plugins.launcher import AttentionCall, LinearCall
+from torch import Tensor
+
+from sits_trt.ops import tiled_attention, w4a16_linear
+
+
+def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor over the host memory at `address`; writing to it writes there."""
+    size_bytes = prod(shape) * dtype.itemsize
+    return torch.frombuffer((ctypes.c_char * size_bytes).from_address(address), dtype=dtype).reshape(shape)
+
+
+class CpuLauncher:
+    """Launches at once on the calling thread; `streams` collects the stream of every launch."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+
+    def tiled_attention(self, call: AttentionCall, stream: int) -> None:
+        self.streams.append(stream)
+        dtype = getattr(torch, call.dtype)
+        heads = call.num_heads + 2 * call.num_kv_heads
+        pool = (call.num_tiles, call.num_layers, 2, call.num_kv_heads, call.tile_tokens, call.head_dim)
+        out = tensor_at(call.out, (call.tokens, call.num_heads * call.head_dim), dtype)
+        out.copy_(
+            tiled_attention(
+                tensor_at(call.qkv, (call.tokens, heads * call.head_dim), dtype),
+                tensor_at(call.kv_pool, pool, getattr(torch, call.kv_dtype)),
+                tensor_at(call.tile_table, (call.batch, call.tiles_per_seq), torch.int32),
+                tensor_at(call.context_lens, (call.batch,), torch.int32),
+                tensor_at(call.query_starts, (call.batch + 1,), torch.int32),
+                tensor_at(call.rope_table, (call.positions, call.head_dim), torch.float32),
+                call.layer,
+                call.num_heads,
+                call.num_kv_heads,
+                call.window,
+                call.scale,
+            )  # fmt: skip
+        )
+
+    def w4a16_linear(self, call: LinearCall, stream: int) -> None:
+        self.streams.append(stream)
+        dtype = getattr(torch, call.dtype)
+        groups = (call.out_features, call.in_features // call.group_size)
+        out = tensor_at(call.out, (call.tokens, call.out_features), dtype)
+        out.copy_(
+            w4a16_linear(
+                tensor_at(call.x, (call.tokens, call.in_features), dtype),
+                tensor_at(call.qweight, (call.out_features, call.in_features // 2), torch.uint8),
+                tensor_at(call.scales, groups, dtype),
+                tensor_at(call.zeros, groups, torch.uint8) if call.zeros else None,
+                tensor_at(call.bias, (call.out_features,), dtype) if call.bias else None,
+                tensor_at(call.input_scale, (call.in_features,), dtype) if call.input_scale else None,
+                call.group_size,
+            )
+        )
