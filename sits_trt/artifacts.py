@@ -167,3 +167,7 @@ class BuildDirectory:
     @property
     def repository(self) -> Path:
         return self.root / "repository"
+
+    @property
+    def accuracy(self) -> Path:
+        return self.root / "accuracy"

@@ -104,11 +104,13 @@ def compare(
     """Run both decoders over blocks of token ids and return how far the candidate is from the reference.
 
     Memory stays near the two decoders and the logits of one block each. At least one block must have two tokens.
+    A decoder compared with itself, for its perplexity, runs once.
     """
     sums = _Sums()
     for done, block in enumerate(blocks):
         progress(done, len(blocks), "compare with the reference")
-        logits = block_logits(reference, block), block_logits(candidate, block)
+        theirs = block_logits(reference, block)
+        logits = theirs, theirs if candidate is reference else block_logits(candidate, block)
         following = torch.tensor(block[1:], dtype=torch.int64)
         for start in range(0, len(block), _ROWS):
             rows = slice(start, start + _ROWS)
