@@ -162,8 +162,8 @@ def exact_match(
     progress: Progress = _silent,
 ) -> ExactMatch:
     """Compare the greedy answers of both decoders, `tokens` tokens for each prompt."""
-    theirs = greedy_tokens(reference, prompts, tokens, progress)
-    ours = greedy_tokens(candidate, prompts, tokens, progress)
+    theirs = greedy_tokens(reference, prompts, tokens, lambda done, total, what: progress(done, 2 * total, what))
+    ours = greedy_tokens(candidate, prompts, tokens, lambda done, total, what: progress(total + done, 2 * total, what))
     prefixes = [_common_prefix(a, b) for a, b in zip(theirs, ours, strict=True)]
     return ExactMatch(
         exact_match=sum(length == tokens for length in prefixes) / len(prompts),

@@ -61,17 +61,13 @@ def verdicts(result: SweepResult) -> list[Verdict]:
     return found
 
 
-def is_quantized(build: BuildResult) -> bool:
-    return build.info.recipe["quantization"]["scheme"] != "none"
-
-
 def _baseline(result: SweepResult, build: BuildResult) -> BuildResult | None:
-    if not is_quantized(build):
+    if not build.info.quantized:
         return None
     same_model = (
         other
         for other in result.builds
-        if not is_quantized(other)
+        if not other.info.quantized
         and other.levels
         and other.info.checkpoint_fingerprint == build.info.checkpoint_fingerprint
     )

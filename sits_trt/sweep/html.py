@@ -33,6 +33,7 @@ def render_html(result: SweepResult) -> str:
         style=Markup((here / "page.css").read_text(encoding="utf-8") + _tip_rules(most_points)),  # noqa: S704  our own file
         colour=colour,
         troubles=tables.troubles(result),
+        stand_ins=tables.stand_ins(result),
         verdicts=[verdict.sentence for verdict in verdicts(result)],
         builds=_grouped(tables.build_table(result)),
         pareto=[
@@ -65,10 +66,11 @@ def _details(build: BuildResult, result: SweepResult) -> dict[str, Any]:
         "notes": tables.level_notes(build),
         "provenance": [
             ("Build", info.directory),
-            ("Engine fingerprint", info.fingerprint),
+            ("Repository fingerprint", info.fingerprint),
             ("Checkpoint fingerprint", info.checkpoint_fingerprint),
             ("Backend", info.backend),
             ("Served here by", info.served_by or tables.MISSING),
+            ("Triton Inference Server", info.server or tables.MISSING),
         ],
         "recipe": json.dumps(info.recipe, indent=2),
     }

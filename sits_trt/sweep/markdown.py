@@ -10,6 +10,8 @@ from sits_trt.sweep.result import SweepResult
 def render_markdown(result: SweepResult) -> str:
     parts = [f"# {_text(tables.title(result))}", _text(tables.subtitle(result))]
     parts.extend(f"> **{_text(trouble)}**" for trouble in tables.troubles(result))
+    if stand_ins := tables.stand_ins(result):
+        parts.append(f"> **{_text(stand_ins)}**")
     parts.extend(f"> {_text(verdict.sentence)}" for verdict in verdicts(result))
     parts.extend(["## Builds", _table(tables.build_table(result))])
     parts.append("## Latency and throughput of each build")

@@ -23,7 +23,9 @@ class Status(StrEnum):
 @dataclass(frozen=True)
 class BuildInfo:
     """What a build is. `served_by` is the runner that answered on the measuring machine, which need not be the
-    target; `weights_bytes` is the size of the weight files that the build was made from; `recipe` is all of it."""
+    target, and why; `server` the server's version. `weights_bytes` is the size of the weight files that the
+    build was made from, `fingerprint` that of its model repository, `recipe` all of it, empty where it is missing.
+    """
 
     name: str
     directory: str
@@ -31,11 +33,13 @@ class BuildInfo:
     target: str
     backend: str
     weights: str
+    quantized: bool
     weights_bytes: int
     fingerprint: str
     checkpoint_fingerprint: str
     recipe: Mapping[str, Any]
     served_by: str = ""
+    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,15 @@ class Accuracy:
 class LevelResult:
     """One level of load on one build. `client_cpu` and `late_ms` are those of `load.LevelTraces`.
 
-    `requests` holds, per request in the order sent, start and times in milliseconds, tokens, and error.
+    `measured` is when it ended (ISO 8601). `requests` holds each request in the order of the prompts:
+    start after the level's first, TTFT and end-to-end in milliseconds, tokens, and error.
     """
 
     load: Load
     metrics: LevelMetrics
     client_cpu: float
     late_ms: float
+    measured: str
     requests: list[dict[str, Any]]
 
     @classmethod

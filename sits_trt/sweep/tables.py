@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sits_trt.sweep.compare import is_quantized
 from sits_trt.sweep.metrics import Summary
 from sits_trt.sweep.result import BuildResult, LevelResult, Status, SweepResult
 
@@ -66,11 +65,11 @@ def build_table(result: SweepResult) -> Table:
 
 def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
     info, found = build.info, build.accuracy
-    row = [str(number), info.name, info.weights, info.target, info.served_by or MISSING]
+    row = [str(number), info.name, info.weights, info.target, runner_of(build) or MISSING]
     row.append(significant(info.weights_bytes / 1e6) if info.weights_bytes else MISSING)
     if found is None:
         row.extend([MISSING] * 6)
-    elif not is_quantized(build):
+    elif not info.quantized:
         row.extend([significant(found.perplexity), "reference", *[MISSING] * 4])
     else:
         row.extend([significant(found.perplexity), f"{found.perplexity_increase:+.1%}"])
@@ -79,6 +78,23 @@ def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
         row.append(MISSING if found.exact_prompts is None else f"{found.exact_prompts} of {found.prompts}")
         row.append(MISSING if found.exact_tokens is None else f"{found.exact_tokens:.0f} of {found.answer_tokens}")
     return (*row, build.status.value)
+
+
+def runner_of(build: BuildResult) -> str:
+    """The runner that served the build, without the reason."""
+    return build.info.served_by.partition(":")[0]
+
+
+def stand_ins(result: SweepResult) -> str:
+    """Say which builds were not served by the engine they are made for; empty when all were."""
+    other = [b for b in result.builds if b.info.backend != "eager" and runner_of(b).startswith("eager")]
+    if not other:
+        return ""
+    names = ", ".join(f"{b.info.name} ({b.info.backend} on {b.info.target})" for b in other)
+    return (
+        f"Latency and throughput of {names} are those of the {runner_of(other[0])}, which computes the same from the "
+        "same weights on this machine; measure them again on the target. Accuracy does not depend on it."
+    )
 
 
 def troubles(result: SweepResult) -> list[str]:

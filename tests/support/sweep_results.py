@@ -24,7 +24,14 @@ def made_level(load: Load, token_ms: float, errors: tuple[str, ...] = (), reques
         events = [StreamEvent(int((first + k * token_ms) * 1e6), 1) for k in range(16)]
         error = errors[index] if index < len(errors) else ""
         traces.append(RequestTrace(int(start * 1e6), int(start * 1e6), events[-1].at_ns, events, error))
-    return LevelResult(load, level_metrics(traces, 2000, 200), client_cpu=0.12, late_ms=0.4, requests=[])
+    return LevelResult(
+        load,
+        level_metrics(traces, 2000, 200),
+        client_cpu=0.12,
+        late_ms=0.4,
+        measured="2031-05-06T07:08:00+00:00",
+        requests=[],
+    )
 
 
 def made_build(number: int, quantized: bool = True, **changes: Any) -> BuildResult:
@@ -37,11 +44,13 @@ def made_build(number: int, quantized: bool = True, **changes: Any) -> BuildResu
         target="a100-80gb",
         backend="tensorrt-rtx",
         weights="INT4 AWQ, groups of 64" if quantized else "fp16",
+        quantized=quantized,
         weights_bytes=118_000_000 if quantized else 269_000_000,
         fingerprint=f"{number:032x}",
         checkpoint_fingerprint="c" * 32,
         recipe={"name": name, "quantization": {"scheme": "w4a16" if quantized else "none"}},
-        served_by="eager on CPU",
+        served_by="eager runner on cpu: no NVIDIA GPU is here",
+        server="2.51.0",
     )
     accuracy = Accuracy(20.0, 4096)
     if quantized:

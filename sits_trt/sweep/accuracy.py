@@ -1,0 +1,97 @@
+"""Accuracy of a build's checkpoint against its fp16 one, kept beside the build until either of them changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from sits_trt import __version__
+from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
+from sits_trt.checkpoint import load_tokenizer, open_checkpoint
+from sits_trt.checkpoint.texts import read_blocks, text_digest
+from sits_trt.models import Decoder, build_decoder
+from sits_trt.models.scoring import compare, exact_match
+from sits_trt.recipe.schema import AccuracySection
+from sits_trt.sweep.builds import weights_directory
+from sits_trt.sweep.result import Accuracy, BuildInfo
+
+KIND = "accuracy"
+FILE_NAME = "accuracy.json"
+GREEDY_PROMPT_TOKENS = 64
+"""Length of the prompts whose greedy answers are compared: pieces of the evaluation text."""
+
+Progress = Callable[[int, int, str], None]
+
+
+def measure_accuracy(info: BuildInfo, section: AccuracySection, progress: Progress) -> Accuracy:
+    """Return the accuracy of a build, from its own folder when it was measured before with the same inputs.
+
+    Both models are evaluated in float32 by the reference decoder on the CPU, INT4 layers dequantized once.
+    `progress` counts to 100 over all of it. Raises SitsError where a checkpoint or text cannot be read.
+    """
+    layout = BuildDirectory(Path(info.directory))
+    manifest = _manifest(layout, info.quantized, section)
+    if not is_current(layout.accuracy, KIND, manifest.fingerprint):
+        with writing(layout.accuracy, manifest) as (partial, _):
+            found = _measure(layout.checkpoint, weights_directory(info), section, progress)
+            (partial / FILE_NAME).write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    progress(100, 100, "accuracy")
+    return Accuracy(**json.loads((layout.accuracy / FILE_NAME).read_text(encoding="utf-8")))
+
+
+def _manifest(layout: BuildDirectory, quantized: bool, section: AccuracySection) -> Manifest:
+    inputs = {"checkpoint": read_manifest(layout.checkpoint, "checkpoint").fingerprint}
+    if quantized:
+        inputs["quantized"] = read_manifest(layout.quantized, "quantized").fingerprint
+    inputs["text"] = text_digest(section.text)
+    tools = {"sits-trt": __version__} | tool_versions("torch")
+    identity = {"kind": KIND, "settings": section.model_dump(mode="json"), "inputs": inputs, "tools": tools}
+    return Manifest(KIND, fingerprint(identity), inputs, tools)
+
+
+def _measure(reference_dir: Path, weights_dir: Path, section: AccuracySection, progress: Progress) -> Accuracy:
+    tokenizer = load_tokenizer(reference_dir)
+    blocks = read_blocks(section.text, tokenizer, section.blocks, section.block_tokens, "evaluation")
+    prompts = read_blocks(section.text, tokenizer, section.prompts, GREEDY_PROMPT_TOKENS, "evaluation")
+    positions = max(section.block_tokens, GREEDY_PROMPT_TOKENS + section.exact_match_tokens)
+    progress(0, 100, "loading models")
+    reference = _load(reference_dir, positions)
+    if weights_dir == reference_dir:
+        alone = compare(reference, reference, blocks, _part(progress, 0, 100, "perplexity"))
+        return Accuracy(alone.perplexity, alone.positions)
+    candidate = _load(weights_dir, positions)
+    found = compare(reference, candidate, blocks, _part(progress, 0, 50, "perplexity and KL divergence"))
+    answers = exact_match(
+        reference, candidate, prompts, section.exact_match_tokens, _part(progress, 50, 100, "greedy answers")
+    )
+    return Accuracy(
+        perplexity=found.perplexity,
+        tokens=found.positions,
+        reference_perplexity=found.reference_perplexity,
+        kl_divergence=found.kl,
+        top1_agreement=found.top1,
+        prompts=answers.prompts,
+        answer_tokens=answers.tokens,
+        exact_prompts=round(answers.exact_match * answers.prompts),
+        exact_tokens=answers.matched_prefix * answers.tokens,
+    )
+
+
+def _load(directory: Path, positions: int) -> Decoder:
+    checkpoint = open_checkpoint(directory)
+    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32, positions)
+    decoder.dequantize_(torch.float32)
+    return decoder
+
+
+def _part(progress: Progress, start: int, end: int, what: str) -> Progress:
+    """Return a callback that shows a step of its own as the stretch from `start` to `end`."""
+
+    def update(done: int, total: int, _: str) -> None:
+        progress(start + (end - start) * done // total, 100, what)
+
+    return update
