@@ -238,7 +238,7 @@ class Executor:
             while self._take_in():
                 self._turn()
         # Whatever went wrong, every caller must hear of it; the log keeps the traceback.
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the executor stops")
             self._end(FinishReason.ERROR, f"the engine failed and serves nobody any more: {error}")
         else:
@@ -309,8 +309,8 @@ class Executor:
             return
         try:
             client.on_event(event)
-        # The callback is foreign code: its error is logged and must not reach the others.
-        except Exception:
+        # The callback is foreign code: its error, a sys.exit included, is logged and must not reach the others.
+        except BaseException:
             logger.exception("the receiver of request '%s' failed", event.request_id)
             if not event.finish_reason:
                 self._deliver(

@@ -7,6 +7,9 @@ Policy:
   nobody behind it is admitted until it is. So short traffic flows on and a large request starts in bounded time.
 - Every sequence that has its prompt in the pool advances by one token in every step, before any prompt gets a share:
   a long prompt cannot stall answers in progress. The rest of the step's tokens goes to prompts (`sharing`).
+- Full tiles are shared between sequences that begin alike, and a tile that another sequence has filled since is
+  taken over in mid-prefill too. When prompts contend for a step, only one of those that need the same next tile
+  computes it: a burst of requests with one system prompt computes it once.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from operator import attrgetter
 from sits_trt.contract import EngineLimits
 from sits_trt.runtime.request import FinishReason, TokenEvent
 from sits_trt.runtime.sequence import Sequence
-from sits_trt.runtime.sharing import share_budget
+from sits_trt.runtime.sharing import Claim, share_budget
 from sits_trt.runtime.stats import Meters
 from sits_trt.runtime.step import Advance, Step, StepResult
 from sits_trt.runtime.tiles import TileAllocator
@@ -112,19 +115,14 @@ class Scheduler:
         prefills: list[Sequence] = []
         advances: list[Advance] = []
         for sequence in self._running.values():
+            if sequence.num_pending > 1:
+                self._take_over_tiles(sequence)
             if sequence.num_pending == 1:
                 advances.append(self._advance(sequence, 1, now))
             else:
                 prefills.append(sequence)
-        if prefills:
-            shares = share_budget(
-                self.limits.max_tokens_per_step - len(advances),
-                [sequence.num_pending for sequence in prefills],
-                [sequence.rank for sequence in prefills],
-            )
-            for sequence, share in zip(prefills, shares, strict=True):
-                if share:
-                    advances.append(self._advance(sequence, share, now))
+        for sequence, share in self._share(prefills, self.limits.max_tokens_per_step - len(advances)):
+            advances.append(self._advance(sequence, share, now))
         self._step = Step(self._next_number, tuple(advances))
         self._next_number += 1
         return self._step
@@ -180,19 +178,48 @@ class Scheduler:
                 break
 
     def _start(self, sequence: Sequence) -> bool:
-        # The last prompt token is always computed: its logits give the first token of the answer.
-        shareable = (sequence.num_prompt - 1) // self._tile_tokens
-        shared = self.tiles.find(sequence.tile_names[:shareable])
+        shared = self.tiles.find(sequence.next_names(self._tile_tokens))
         lease = self.tiles.lease(sequence.max_pool_tokens, shared)
         if lease is None:
             return False
         self._waiting.remove(sequence)
         self._running[sequence.key] = sequence
         sequence.lease = lease
-        sequence.num_published = len(shared)
-        sequence.num_cached = sequence.num_computed = len(shared) * self._tile_tokens
-        self.meters.cached_tokens += sequence.num_cached
+        self._cached(sequence, len(shared))
         return True
+
+    def _take_over_tiles(self, sequence: Sequence) -> None:
+        """Give a prefill the tiles that come next for it and that others have filled since it was admitted."""
+        names = sequence.next_names(self._tile_tokens)
+        if names:
+            assert sequence.lease is not None
+            shared = self.tiles.find(names)
+            for tile in shared:
+                self.tiles.share(sequence.lease, tile)
+            self._cached(sequence, len(shared))
+
+    def _cached(self, sequence: Sequence, num_tiles: int) -> None:
+        """Count tiles as in the pool that others have computed and published."""
+        tokens = num_tiles * self._tile_tokens
+        sequence.num_published += num_tiles
+        sequence.num_computed += tokens
+        sequence.num_cached += tokens
+        self.meters.cached_tokens += tokens
+
+    def _share(self, prefills: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Return the prefills that move in this step, and by how many tokens."""
+        claims = [
+            Claim(
+                sequence.rank,
+                sequence.num_pending,
+                sequence.num_computed % self._tile_tokens,
+                sequence.tile_names[sequence.num_published :],
+                bool(sequence.next_names(self._tile_tokens)),
+            )
+            for sequence in prefills
+        ]
+        shares = share_budget(budget, claims, self._tile_tokens)
+        return [(sequence, share) for sequence, share in zip(prefills, shares, strict=True) if share]
 
     def _advance(self, sequence: Sequence, count: int, now: int) -> Advance:
         lease, start = sequence.lease, sequence.num_computed

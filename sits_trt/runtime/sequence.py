@@ -69,6 +69,16 @@ class Sequence:
         """Tokens that the pool must hold at most: the last token of an answer is never computed."""
         return self.num_prompt + self.request.sampling.max_tokens - 1
 
+    def next_names(self, tile_tokens: int) -> list[bytes]:
+        """Return the names of the full prompt tiles that come next, empty in the middle of a tile.
+
+        The tile with the last prompt token is never among them: that token's logits give the first of the answer.
+        """
+        done = self.num_computed // tile_tokens
+        if self.num_computed % tile_tokens or (self.lease and self.lease.num_tiles > done):
+            return []
+        return self.tile_names[done : (self.num_prompt - 1) // tile_tokens]
+
     def name_tiles(self, tile_tokens: int) -> None:
         """Bring `tile_names` up to the tokens known now."""
         named = len(self.tile_names)

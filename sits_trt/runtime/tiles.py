@@ -83,20 +83,27 @@ class TileAllocator:
         `shared` are tiles that `find` has just returned.
         """
         limit = self.tile.tiles_for(num_tokens)
-        assert len(shared) <= limit, "more shared tiles than the sequence needs"
-        woken = sum(1 for tile in shared if not self._holders[tile])
-        if limit - len(shared) + woken > self.available_tiles:
+        held = sum(1 for tile in shared if self._holders[tile])
+        if limit - held > self.available_tiles:
             return None
         lease = Lease(limit)
-        for tile in shared:
-            if not self._holders[tile]:
-                del self._kept[tile]
-            self._holders[tile] += 1
-        lease.table[: len(shared)] = shared
-        lease.num_tiles = len(shared)
         self._leases.add(lease)
-        self._reserved += limit - len(shared)
+        self._reserved += limit
+        for tile in shared:
+            self.share(lease, tile)
         return lease
+
+    def share(self, lease: Lease, tile: int) -> None:
+        """Append a tile that `find` has just returned to `lease`, in place of one that it was promised."""
+        assert lease in self._leases, "the lease was released"
+        assert lease.num_tiles < lease.limit, "a lease cannot grow over its limit"
+        assert tile in self._name_of, "only a tile with a name can be shared"
+        if not self._holders[tile]:
+            del self._kept[tile]
+        self._holders[tile] += 1
+        lease.table[lease.num_tiles] = tile
+        lease.num_tiles += 1
+        self._reserved -= 1
 
     def extend(self, lease: Lease, num_tokens: int) -> None:
         """Give `lease` the tiles that its first `num_tokens` tokens need. Within its limit this cannot fail."""
