@@ -70,7 +70,7 @@ FLAVOURS = {
         ),
         Flavour(
             backend="tensorrt",
-            modules=("tensorrt",),
+            modules=("tensorrt", "tensorrt_bindings"),
             distributions=("tensorrt", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings"),
             sms=(),
             install="pip install 'sits-trt[tensorrt]'",

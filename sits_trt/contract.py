@@ -14,6 +14,10 @@ LINEAR_PLUGIN = "SitsW4A16Linear"
 PLUGIN_VERSION = "1"
 """Version of the plugins' input and output lists: raise it whenever a list changes."""
 
+GRAPH_FILE = "model.onnx"
+GRAPH_DATA_FILE = "model.onnx.data"
+"""The graph in its directory, and its weights, which it finds by this name."""
+
 KERNEL_ABI = (1, 0)
 """(major, minor) of the kernel bundle: another major is refused, a newer minor is accepted."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
-from sits_trt.contract import EngineDetails, EngineLimits
+from sits_trt.contract import EngineDetails, EngineLimits, bindings
 from sits_trt.engine.profiles import plan_profiles
-from sits_trt.engine.tensorrt import ENGINE_FILE, build_tensorrt
+from sits_trt.engine.tensorrt import ENGINE_FILE, EnginePlan, build_tensorrt
 from sits_trt.errors import EngineBuildError
 from sits_trt.recipe.schema import EngineSection
 from sits_trt.recipe.skus import Sku
@@ -54,13 +54,12 @@ def build_engine(
                     f"backend '{section.backend}' needs an exported graph; build the graph stage first"
                 )
             profiles = plan_profiles(model, tile, limits, section.prompt_tokens, section.max_output_tokens)
-            built = build_tensorrt(
-                section.backend, graph_dir, sku, profiles, section.optimization_level, out_dir, progress
-            )
+            plan = EnginePlan(bindings(model, tile), profiles, section.optimization_level)
+            built = build_tensorrt(section.backend, graph_dir, sku, plan, out_dir, progress)
             return details | {
                 "engine_file": ENGINE_FILE,
                 "profiles": [profile.to_dict() for profile in profiles],
                 "tensorrt": built,
             }
         case _:
-            raise EngineBuildError(f"backend '{section.backend}' is not built here")
+            assert_never(section.backend)

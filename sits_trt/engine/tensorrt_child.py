@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sits_plugins.tensorrt_registry import register_plugins
 
@@ -30,38 +31,55 @@ def main(request_file: str) -> int:
     print(f"{request['module']} {trt.__version__}", file=sys.stderr)
     logger = _logger(trt)
     creators = register_plugins(trt)
-    _report(0, 3, "parse the graph")
+    progress = _Progress(_own_channel())
+    progress.report(0, "parse the graph")
     builder = trt.Builder(logger)
     network = _parse(trt, builder, logger, request["graph"])
     if network is None:
         return 1
-    _report(1, 3, "build the engine")
     config = _configure(trt, builder, request)
     # The monitor is TensorRT's to call while the engine is built; this name keeps it alive.
-    config.progress_monitor = monitor = _monitor(trt)
+    config.progress_monitor = monitor = _monitor(trt, progress)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         print("the builder returned no engine", file=sys.stderr)
         return 1
-    _report(2, 3, "write the engine")
+    progress.report(progress.steps + 1, "write the engine")
     with Path(request["engine"]).open("wb") as handle:
         handle.write(engine)
     result = {
         "version": trt.__version__,
         "layers": _layers(network),
         "plugin_layers": _plugin_layers(trt, network),
+        "bindings": _bindings(trt, network),
         "seconds": round(time.monotonic() - began, 3),
         # Linux counts in KiB.
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     Path(request["result"]).write_text(json.dumps(result, indent=2), encoding="utf-8")
-    _report(3, 3, "engine written")
+    progress.report(progress.steps + 2, "engine written")
     del monitor, creators
     return 0
 
 
-def _report(done: int, total: int, what: str) -> None:
-    print(json.dumps({"done": done, "total": total, "what": what}), flush=True)
+class _Progress:
+    """Counts parsing, the builder's own steps, and writing. How many steps the builder takes, it says itself."""
+
+    steps = 6
+    """What the builder usually takes; corrected when it begins."""
+
+    def __init__(self, channel: TextIO) -> None:
+        self.channel = channel
+
+    def report(self, done: int, what: str) -> None:
+        print(json.dumps({"done": done, "total": self.steps + 2, "what": what}), file=self.channel, flush=True)
+
+
+def _own_channel() -> TextIO:
+    """Return standard output, and send to standard error what anybody else, native code too, writes to it."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return channel
 
 
 def _logger(trt: Any) -> Any:
@@ -76,25 +94,25 @@ def _logger(trt: Any) -> Any:
     return StandardErrorLogger()
 
 
-def _monitor(trt: Any) -> Any:
+def _monitor(trt: Any, progress: _Progress) -> Any:
     class OutermostPhase(trt.IProgressMonitor):
-        """Passes on the steps of phases that are in no other."""
+        """Passes on the steps of the phase that all others are parts of."""
 
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
-            self.steps: dict[str, int] = {}
+            self.outermost = ""
 
         def phase_start(self, name: str, parent: str | None, num_steps: int) -> None:
             if parent is None:
-                self.steps[name] = num_steps
+                self.outermost, progress.steps = name, num_steps
 
         def step_complete(self, name: str, step: int) -> bool:
-            if name in self.steps:
-                _report(step + 1, self.steps[name], name[:1].lower() + name[1:])
+            if name == self.outermost:
+                progress.report(step + 1, "build the engine")
             return True
 
         def phase_finish(self, name: str) -> None:
-            self.steps.pop(name, None)
+            return
 
     return OutermostPhase()
 
@@ -123,6 +141,13 @@ def _configure(trt: Any, builder: Any, request: Mapping[str, Any]) -> Any:
         config.num_compute_capabilities = 1
         config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{request['compute_capability']}"), 0)
     return config
+
+
+def _bindings(trt: Any, network: Any) -> list[list[Any]]:
+    """Return name, type and shape (-1 where symbolic) of the inputs, then the outputs, as TensorRT inferred them."""
+    tensors = [network.get_input(i) for i in range(network.num_inputs)]
+    tensors += [network.get_output(i) for i in range(network.num_outputs)]
+    return [[tensor.name, trt.nptype(tensor.dtype).__name__, list(tensor.shape)] for tensor in tensors]
 
 
 def _layers(network: Any) -> dict[str, int]:

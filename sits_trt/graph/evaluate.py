@@ -16,8 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from sits_trt import contract
-from sits_trt.contract import present_inputs
-from sits_trt.graph.files import MODEL_FILE
+from sits_trt.contract import GRAPH_FILE, present_inputs
 
 Array = NDArray[Any]
 
@@ -31,7 +30,7 @@ class GraphEvaluator:
     @classmethod
     def open(cls, directory: Path) -> GraphEvaluator:
         """Load the graph, weights included, that `export_graph` wrote to `directory`."""
-        return cls(onnx.load(directory / MODEL_FILE))
+        return cls(onnx.load(directory / GRAPH_FILE))
 
     def run(self, inputs: Mapping[str, Array]) -> Array:
         """Return the logits, float32 [outputs, vocabulary], for inputs by name as in `contract.bindings`.

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from sits_trt import contract
-from sits_trt.contract import EngineLimits, bindings
+from sits_trt.contract import GRAPH_DATA_FILE, GRAPH_FILE, EngineLimits, bindings
 from sits_trt.errors import ExportError
-from sits_trt.graph.files import DATA_FILE, MODEL_FILE
 from sits_trt.graph.schemas import OPSET, register_schemas, translations
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
@@ -58,7 +57,7 @@ def export_graph(
     progress(1, 3, "trace the model")
     model = trace(decoder, tile)
     progress(2, 3, "write the graph")
-    ir.save(model, out_dir / MODEL_FILE, external_data=DATA_FILE)
+    ir.save(model, out_dir / GRAPH_FILE, external_data=GRAPH_DATA_FILE)
     progress(3, 3, "graph written")
     return {
         "dtype": str(dtype).removeprefix("torch."),

@@ -1,4 +1,4 @@
-"""A kernel launcher whose device is the host: it reads and writes raw addresses and computes with the ops' references."""
+"""A kernel launcher whose device is the host: raw addresses in and out, computed by the ops' references."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CpuLauncher:
                 call.num_kv_heads,
                 call.window,
                 call.scale,
-            )  # fmt: skip
+            )
         )
 
     def w4a16_linear(self, call: LinearCall, stream: int) -> None:

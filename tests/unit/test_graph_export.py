@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from sits_trt import contract
-from sits_trt.contract import EngineLimits, bindings
+from sits_trt.contract import GRAPH_DATA_FILE, GRAPH_FILE, EngineLimits, bindings
 from sits_trt.errors import ExportError
 from sits_trt.graph.evaluate import GraphEvaluator
 from sits_trt.graph.export import export_graph
-from sits_trt.graph.files import DATA_FILE, MODEL_FILE
 from sits_trt.models import build_decoder
 from sits_trt.spec import TileSpec
 from tests.support.graphs import MemoryCheckpoint, MixedBatch, tiny_int4
@@ -40,7 +39,7 @@ def graph_dir(checkpoint: MemoryCheckpoint, tmp_path_factory: pytest.TempPathFac
 
 
 def test_inputs_and_outputs_are_the_contract(graph_dir: Path, checkpoint: MemoryCheckpoint) -> None:
-    graph = onnx.load(graph_dir / MODEL_FILE, load_external_data=False).graph
+    graph = onnx.load(graph_dir / GRAPH_FILE, load_external_data=False).graph
     found = [
         (
             value.name,
@@ -54,7 +53,7 @@ def test_inputs_and_outputs_are_the_contract(graph_dir: Path, checkpoint: Memory
 
 
 def test_every_layer_is_one_attention_and_four_linear_nodes(graph_dir: Path) -> None:
-    graph = onnx.load(graph_dir / MODEL_FILE, load_external_data=False).graph
+    graph = onnx.load(graph_dir / GRAPH_FILE, load_external_data=False).graph
     ours = [node for node in graph.node if node.domain == contract.ONNX_DOMAIN]
     layers = [a.i for n in ours if n.op_type == contract.ATTENTION_PLUGIN for a in n.attribute if a.name == "layer"]
     assert layers == [0, 1]
@@ -66,7 +65,7 @@ def test_every_layer_is_one_attention_and_four_linear_nodes(graph_dir: Path) -> 
 
 
 def test_codes_travel_as_int8_with_the_bytes_of_the_checkpoint(graph_dir: Path, checkpoint: MemoryCheckpoint) -> None:
-    initializers = {t.name: t for t in onnx.load(graph_dir / MODEL_FILE).graph.initializer}
+    initializers = {t.name: t for t in onnx.load(graph_dir / GRAPH_FILE).graph.initializer}
     stored = onnx.numpy_helper.to_array(initializers["layers.1.down.qweight"])
     assert stored.dtype == np.int8
     expected = checkpoint["model.layers.1.mlp.down_proj.qweight"].numpy()
@@ -80,10 +79,10 @@ def test_the_same_checkpoint_gives_the_same_bytes(
     graph_dir: Path, checkpoint: MemoryCheckpoint, tmp_path: Path
 ) -> None:
     export(checkpoint, tmp_path / "again")
-    for name in (MODEL_FILE, DATA_FILE):
+    for name in (GRAPH_FILE, GRAPH_DATA_FILE):
         assert (tmp_path / "again" / name).read_bytes() == (graph_dir / name).read_bytes()
     # Neither weights nor traces of the machine that exported are in the model file.
-    model = (graph_dir / MODEL_FILE).read_bytes()
+    model = (graph_dir / GRAPH_FILE).read_bytes()
     assert b".py" not in model
     assert len(model) < 20_000
 
