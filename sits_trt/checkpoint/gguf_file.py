@@ -8,13 +8,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sits_trt.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType
 
 _MAGIC = b"GGUF"
 _SCALARS = {
@@ -24,6 +28,7 @@ _SCALARS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32
+_PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
 @dataclass(frozen=True)
@@ -45,25 +50,36 @@ class GgufFile:
                 self.metadata, self.tensors = _read_tables(handle, path)
         except (struct.error, UnicodeDecodeError, OverflowError, MemoryError) as error:
             raise CheckpointError(f"{path} is cut short or damaged ({error}); download it again") from None
+        size = path.stat().st_size
+        for name, tensor in self.tensors.items():
+            if tensor.offset + prod(self._stored_shape(name)[0]) > size:
+                raise CheckpointError(f"{path} is cut short: it ends before this tensor does; download it again", name)
 
-    def read(self, name: str) -> NDArray[np.float32]:
-        """Return a tensor as float32, dequantized. Raises CheckpointError for a GGML type that gguf does not know."""
+    def _stored_shape(self, name: str) -> tuple[tuple[int, ...], GGMLQuantizationType]:
+        """Return the shape of a tensor in bytes as it is stored, and its GGML type."""
         from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
-        from gguf.quants import dequantize
 
         tensor = self.tensors[name]
         try:
             kind = GGMLQuantizationType(tensor.kind)
-            stored_shape = (
-                tensor.shape
-                if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16)
-                else quant_shape_to_byte_shape(tensor.shape, kind)
-            )
-            stored = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}.get(kind, np.uint8)
-            data = np.memmap(self.path, stored, "r", tensor.offset, stored_shape)
-            return np.asarray(dequantize(data, kind), np.float32).reshape(tensor.shape)
-        except (ValueError, NotImplementedError) as error:
+            return quant_shape_to_byte_shape(tensor.shape, kind), kind
+        except ValueError as error:
             raise CheckpointError(f"{self.path} cannot be read ({error})", name) from None
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor as float32, dequantized. Raises CheckpointError for a type that gguf cannot dequantize."""
+        from gguf.quants import dequantize
+
+        shape, kind = self._stored_shape(name)
+        data = np.memmap(self.path, np.uint8, "r", self.tensors[name].offset, shape)
+        if kind.name in _PLAIN:
+            return data.view(_PLAIN[kind.name]).astype(np.float32)
+        try:
+            return np.asarray(dequantize(data, kind), np.float32)
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{self.path} stores it as {kind.name}, which the gguf package cannot read", name
+            ) from None
 
 
 def _read_tables(handle: BinaryIO, path: Path) -> tuple[Mapping[str, Any], Mapping[str, GgufTensor]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from sits_trt.checkpoint.gguf_file import GgufFile
+from sits_trt.checkpoint.gguf_tokenizer import can_build, write_tokenizer
 from sits_trt.errors import CheckpointError
 
 _COPIED = (
@@ -31,6 +33,13 @@ def save_tokenizer(place: Path, directory: Path) -> None:
             if (place / name).is_file() and place.resolve() != directory.resolve():
                 shutil.copyfile(place / name, directory / name)
         return
+    if place.is_file():
+        metadata = GgufFile(place).metadata
+        if not metadata.get("tokenizer.ggml.tokens"):
+            raise CheckpointError(f"{place} has no tokenizer; give a file that holds one, or a Hugging Face directory")
+        if can_build(metadata):
+            write_tokenizer(metadata, directory)
+            return
     from transformers import AutoTokenizer
 
     try:

@@ -10,7 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from sits_trt.checkpoint.config import parse_config
 from sits_trt.checkpoint.expected import expected_tensors
+from sits_trt.checkpoint.families import FAMILIES
+from sits_trt.checkpoint.shard_writer import SHARD_BYTES, ShardWriter
 from sits_trt.spec import FULL_ATTENTION, ModelSpec, RopeSpec
 
 END_TOKEN = "<|end|>"
@@ -59,6 +62,43 @@ def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
         noise = torch.randn(shape, generator=generator)
         tensors[name] = 1 + 0.1 * noise if "norm" in name else 0.15 * noise
     return tensors
+
+
+def tiny_config(architecture: str = "LlamaForCausalLM", **overrides: Any) -> dict[str, Any]:
+    """Return a config.json of `architecture`; any key can be overridden, and left out with `KEY=...`."""
+    config = {
+        "architectures": [architecture],
+        "model_type": FAMILIES[architecture].model_type,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "head_dim": 16,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        **SIZES,
+        **overrides,
+    }
+    return {key: value for key, value in config.items() if value is not ...}
+
+
+def write_checkpoint(
+    directory: Path,
+    architecture: str = "LlamaForCausalLM",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard_bytes: int = SHARD_BYTES,
+    **config: Any,
+) -> Path:
+    """Write a tiny Hugging Face directory without the help, and the import time, of transformers."""
+    settings = tiny_config(architecture, **config)
+    writer = ShardWriter(directory, shard_bytes)
+    for name, tensor in tiny_tensors(parse_config(settings), seed).items():
+        writer.add(name, tensor.to(dtype))
+    writer.finish()
+    (directory / "config.json").write_text(json.dumps(settings, indent=2))
+    save_tiny_tokenizer(directory)
+    return directory
 
 
 def tiny_model(architecture: str = "LlamaForCausalLM", seed: int = 0, **config: Any) -> Any:
