@@ -19,11 +19,11 @@ import numpy as np
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import InferInput, InferResult
 
+from sits_trt import wire
 from sits_trt.errors import SitsError
 from sits_trt.sweep.trace import RequestTrace, StreamEvent
 from sits_trt.sweep.workload import Load, arrival_offsets_s
 
-MODEL = "ensemble"
 TOKEN_COUNT = "num_output_tokens"  # noqa: S105  a tensor's name
 LEVEL_OVER = "not complete when the time of the level was over"
 
@@ -146,7 +146,7 @@ async def _ask(
         return trace
 
     async def only_request() -> AsyncIterator[dict]:
-        yield {"model_name": MODEL, "inputs": _inputs(prompt, limits.output_tokens), "request_id": request_id}
+        yield {"model_name": wire.ENSEMBLE, "inputs": _inputs(prompt, limits.output_tokens), "request_id": request_id}
 
     stream = client.stream_infer(only_request(), stream_timeout=timeout_s)
     try:
@@ -176,8 +176,8 @@ def _inputs(prompt: str, output_tokens: int) -> list[InferInput]:
     types = {"O": "BYTES", "i": "INT32", "b": "BOOL"}
     inputs = []
     for name, value in values.items():
-        tensor = InferInput(name, list(value.shape), types[value.dtype.kind])
-        tensor.set_data_from_numpy(value)
+        tensor = InferInput(name, [1, 1], types[value.dtype.kind])
+        tensor.set_data_from_numpy(value[None])
         inputs.append(tensor)
     return inputs
 
