@@ -148,3 +148,18 @@ def test_every_key_has_a_type_in_the_schema() -> None:
 
 def test_sku_names_are_their_keys() -> None:
     assert all(find_sku(name).name == name for name in SKUS)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sweep.concurrencies=[4, 1, 4]", "concurrencies must not repeat"),
+        ("sweep.request_rates=[2.5, 2.5]", "request_rates must not repeat"),
+        ("sweep.concurrencies=[]", "must not both be empty"),
+        ("sweep.arrival_cv=0", "sweep.arrival_cv"),
+        ("sweep.request_rates=[.inf]", "sweep.request_rates"),
+    ],
+)
+def test_sweep_levels_are_checked(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(tmp_path, MINIMAL), [override])
