@@ -23,7 +23,9 @@ class Kernel:
 
     `arguments` are (name, type) in order, types of `kernel_spec.ARGUMENT_BYTES`; the launcher appends
     `hidden_pointers` null pointers. `grid` is the rule that gives the number of blocks from the arguments.
-    `constants` are the values that the kernel was specialised for, for whoever chooses among kernels.
+    `dependent` kernels may start before their predecessor in the stream has ended (programmatic dependent launch):
+    they wait by themselves before they touch what it wrote. `constants` are the values that the kernel was
+    specialised for, for whoever chooses among kernels.
     """
 
     name: str
@@ -33,8 +35,8 @@ class Kernel:
     grid: tuple[Axis, Axis, Axis]
     threads: int
     shared_bytes: int = 0
-    cluster: tuple[int, int, int] = (1, 1, 1)
     hidden_pointers: int = 0
+    dependent: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -48,8 +50,8 @@ class Kernel:
             grid=(axes[0], axes[1], axes[2]),
             threads=data["threads"],
             shared_bytes=data["shared_bytes"],
-            cluster=tuple(data["cluster"]),
             hidden_pointers=data["hidden_pointers"],
+            dependent=data["dependent"],
             constants=data["constants"],
         )
 

@@ -164,7 +164,7 @@ def _compile_cuda(module: CudaModule, sm: int, out_dir: Path) -> list[Kernel]:
             grid=kernel.grid,
             threads=kernel.threads,
             shared_bytes=kernel.shared_bytes,
-            cluster=kernel.cluster,
+            dependent=kernel.dependent,
             constants=asdict(kernel)["constants"],
         )
         for kernel in module.kernels

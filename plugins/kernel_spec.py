@@ -28,14 +28,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """One `extern "C"` kernel of a CUDA C++ source. `arguments` are (name, type), types of ARGUMENT_BYTES."""
+    """One `extern "C"` kernel of a CUDA C++ source. `arguments` are (name, type), types of ARGUMENT_BYTES.
+
+    A `dependent` kernel executes griddepcontrol.wait before it touches what earlier kernels wrote or may still read.
+    """
 
     name: str
     arguments: tuple[tuple[str, str], ...]
     grid: tuple[Axis, Axis, Axis]
     threads: int
     shared_bytes: int = 0
-    cluster: tuple[int, int, int] = (1, 1, 1)
+    dependent: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
 
 

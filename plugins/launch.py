@@ -15,7 +15,6 @@ from sits_plugins.launcher import AttentionCall, LinearCall
 from sits_trt.errors import ArtifactMismatch, PluginError
 
 _CTYPES = {"pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
-_DEFAULT_SHARED_BYTES = 48 * 1024
 Grid = tuple[int, int, int]
 
 
@@ -27,6 +26,7 @@ class _Loaded:
     function: Any
     slots: tuple[Any, ...]
     addresses: Any
+    config: Any
 
 
 class BundleLauncher:
@@ -78,10 +78,10 @@ class BundleLauncher:
                 )  # fmt: skip
             if 0 in grid:
                 return
-            (status,) = cuda.cuLaunchKernel(
-                loaded.function, *grid, kernel.threads, 1, 1, kernel.shared_bytes, stream,
-                ctypes.addressof(loaded.addresses), 0,
-            )  # fmt: skip
+            config = loaded.config
+            config.gridDimX, config.gridDimY, config.gridDimZ = grid
+            config.hStream = stream
+            (status,) = cuda.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(loaded.addresses), 0)
         _check(status, f"launch of kernel {name} with grid {grid}")
 
     def load_all(self, prefix: str = "") -> None:
@@ -111,15 +111,30 @@ class BundleLauncher:
             self._libraries[kernel.file] = _check(*cuda.cuLibraryLoadData(image, [], [], 0, [], [], 0), what)
         handle = _check(*cuda.cuLibraryGetKernel(self._libraries[kernel.file], kernel.entry.encode()), kernel.entry)
         function = _check(*cuda.cuKernelGetFunction(handle), kernel.entry)
-        if kernel.shared_bytes > _DEFAULT_SHARED_BYTES:
+        if kernel.shared_bytes:
             attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = cuda.cuFuncSetAttribute(function, attribute, kernel.shared_bytes)
             _check(status, f"{kernel.shared_bytes} bytes of shared memory for kernel {name}")
         kinds = [kind for _, kind in kernel.arguments] + ["pointer"] * kernel.hidden_pointers
         slots = tuple(_CTYPES[kind](0) for kind in kinds)
         addresses = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(slot) for slot in slots))
-        self._loaded[name] = _Loaded(kernel, function, slots, addresses)
+        config = _launch_config(kernel, kernel.dependent and self.sm >= 90)
+        self._loaded[name] = _Loaded(kernel, function, slots, addresses, config)
         return self._loaded[name]
+
+
+def _launch_config(kernel: Kernel, dependent: bool) -> Any:
+    """Return the driver's launch configuration of a kernel; grid and stream are set at each launch."""
+    config = cuda.CUlaunchConfig()
+    config.blockDimX, config.blockDimY, config.blockDimZ = kernel.threads, 1, 1
+    config.sharedMemBytes = kernel.shared_bytes
+    if dependent:
+        attribute = cuda.CUlaunchAttribute()
+        attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
+    return config
 
 
 def _check(status: Any, *rest: Any) -> Any:
