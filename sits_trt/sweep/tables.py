@@ -86,14 +86,16 @@ def runner_of(build: BuildResult) -> str:
 
 
 def stand_ins(result: SweepResult) -> str:
-    """Say which builds were not served by the engine they are made for; empty when all were."""
-    other = [b for b in result.builds if b.info.backend != "eager" and runner_of(b).startswith("eager")]
-    if not other:
+    """Say which measured builds were not served by the engine they are made for; empty when all were."""
+    measured = [build for build in result.builds if build.levels]
+    others = [b for b in measured if b.info.backend != "eager" and runner_of(b).startswith("eager")]
+    if not others:
         return ""
-    names = ", ".join(f"{b.info.name} ({b.info.backend} on {b.info.target})" for b in other)
+    engines = " and ".join(dict.fromkeys(f"{b.info.backend} on {b.info.target}" for b in others))
+    names = "every build" if len(others) == len(measured) > 1 else " and ".join(b.info.name for b in others)
     return (
-        f"Latency and throughput of {names} are those of the {runner_of(other[0])}, which computes the same from the "
-        "same weights on this machine; measure them again on the target. Accuracy does not depend on it."
+        f"Latency and throughput of {names} are those of the {runner_of(others[0])} of this machine, which takes the "
+        f"same weights, not those of {engines}: measure them again there. Accuracy does not depend on it."
     )
 
 

@@ -183,6 +183,18 @@ def test_notes_say_when_the_client_was_measured_instead() -> None:
     assert level_notes(made_build(1, levels=[level])) == []
 
 
+def test_figures_of_a_stand_in_are_not_passed_off_as_the_targets() -> None:
+    native = made_build(0, quantized=False)
+    native = replace(native, info=replace(native.info, backend="eager", target="cpu"))
+    stand_in = made_build(1)
+    for text in (render_html(made_result([native, stand_in])), render_markdown(made_result([native, stand_in]))):
+        assert "throughput of int4-1 are those of the eager runner on cpu of this machine" in text
+        assert "not those of tensorrt-rtx on a100-80gb" in text
+    assert "every build" in render_html(made_result([stand_in, made_build(2)]))
+    on_target = replace(stand_in, info=replace(stand_in.info, served_by="tensorrt runner on cuda: an A100 is here"))
+    assert "measure them again" not in render_html(made_result([native, on_target]))
+
+
 def test_pareto_front() -> None:
     assert pareto_front([(3, 0), (1, 5), (2, 6), (2, 1), (4, 0), (5, -1)]) == [1, 3, 0, 5]
     assert pareto_front([(1, 1), (1, 1), (2, 1)]) == [0, 1]
