@@ -158,7 +158,7 @@ class Executor:
             waiting, rejected, error = self._num_waiting, self._num_rejected, self._ended
         finished = meters.finished
         return ExecutorStats(
-            running=self._scheduler.num_running,
+            running=0 if error else self._scheduler.num_running,
             waiting=waiting,
             num_tiles=tiles.num_tiles,
             free_tiles=tiles.free_tiles,
@@ -325,7 +325,10 @@ class Executor:
             self._arrivals.clear()
             self._num_waiting = 0
         for client in open_clients:
-            key = client.sequence.key
             # After a failure the scheduler's state is not trusted; in order, it frees the tiles and counts.
-            event = self._scheduler.abort(key, reason, why) if reason is FinishReason.CANCELLED else None
-            self._deliver(event or client.sequence.event(reason=reason, error=why))
+            trusted = reason is FinishReason.CANCELLED
+            event = self._scheduler.abort(client.sequence.key, reason, why) if trusted else None
+            if event is None:
+                event = client.sequence.event(reason=reason, error=why)
+                self._meters.finished[reason] += 1
+            self._deliver(event)

@@ -31,15 +31,15 @@ def pool_tiles(
 ) -> int:
     """Return the number of tiles of the pool: never more than `memory_fraction` of `available_bytes`.
 
-    fill: take all of that (a GPU does nothing else), or as much as a full batch of the longest sequences can use
-    (a host has other work). max_tiles: upper bound. Raises SitsError when not even one longest sequence fits.
+    fill: take all of that (a GPU does nothing else, and what no sequence holds keeps prefixes), or no more than a
+    full batch of the longest sequences can hold (a host has other work). max_tiles: the bound where it is given.
+    Raises SitsError when not even one longest sequence fits and that was not asked for.
     """
     affordable = int(available_bytes * memory_fraction) // tile.tile_bytes
     one_sequence = tile.tiles_for(limits.max_seq_tokens)
-    useful = limits.max_batch_size * one_sequence
-    wanted = max_tiles or (affordable if fill else useful)
-    tiles = min(affordable, useful, wanted)
-    if tiles < one_sequence and tiles < wanted:
+    wanted = max_tiles or (affordable if fill else limits.max_batch_size * one_sequence)
+    tiles = min(affordable, wanted)
+    if tiles < one_sequence and tiles != max_tiles:
         raise SitsError(
             f"{memory_fraction:.0%} of the {available_bytes / 2**20:.0f} MiB available hold {affordable} KV tiles of "
             f"{tile.tile_bytes / 2**20:.2f} MiB, but one sequence of {limits.max_seq_tokens} tokens needs "
