@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _HEADER_LENGTH_BYTES = 8
+_DTYPES = ("F64", "F32", "F16", "BF16", "U8")
+"""Types that are read: U8 for packed codes, the others as they are."""
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -27,6 +29,9 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / INDEX_NAME
     single = directory / SINGLE_NAME
+    # Where both are there, transformers takes the single file too.
+    if single.is_file():
+        return [single]
     if index.is_file():
         names = _index_names(index)
         missing = [name for name in names if not (directory / name).is_file()]
@@ -36,8 +41,6 @@ def weight_files(directory: Path) -> list[Path]:
                 f"{'is' if len(missing) == 1 else 'are'} missing; download the checkpoint again"
             )
         return [directory / name for name in names]
-    if single.is_file():
-        return [single]
     pickles = sorted(path.name for path in directory.glob("*.bin")) + sorted(p.name for p in directory.glob("*.pt*"))
     if pickles:
         raise CheckpointError(
@@ -72,7 +75,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsFiles:
-    """The tensors of one or several safetensors files by name. `shapes` is read from the headers alone."""
+    """The tensors of one or several safetensors files by name. `shapes` is read from the headers alone.
+
+    Raises CheckpointError for a damaged file, a tensor that two files hold, and a number type outside _DTYPES.
+    """
 
     def __init__(self, files: list[Path]) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -82,6 +88,12 @@ class SafetensorsFiles:
             for name, entry in read_header(path).items():
                 if name in self._file_of:
                     raise CheckpointError(f"found in both {self._file_of[name].name} and {path.name}", name)
+                if entry["dtype"] not in _DTYPES:
+                    raise CheckpointError(
+                        f"has type {entry['dtype']} in {path.name}, which needs scales that are not read here; "
+                        "give the checkpoint in float16, bfloat16 or float32",
+                        name,
+                    )
                 self._file_of[name] = path
                 self.shapes[name] = tuple(entry["shape"])
 

@@ -10,9 +10,10 @@ from sits_trt.ops.rope import apply_rope
 
 def _token_places(tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Return the sequence index and the position of each of `tokens` new tokens, both int64 [tokens]."""
+    device = tile_table.device
     lengths = (query_starts[1:] - query_starts[:-1]).long()
-    sequence = torch.repeat_interleave(torch.arange(tile_table.shape[0]), lengths, output_size=tokens)
-    position = torch.arange(tokens) - query_starts[:-1].long()[sequence] + context_lens.long()[sequence]
+    sequence = torch.repeat_interleave(torch.arange(tile_table.shape[0], device=device), lengths, output_size=tokens)
+    position = torch.arange(tokens, device=device) - (query_starts[:-1] - context_lens).long()[sequence]
     return sequence, position
 
 
@@ -22,8 +23,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, context: int, window: int, scale: f
     kv_heads, total, _ = k.shape
     grouped = q.reshape(new, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     scores = (grouped @ k.transpose(1, 2)).reshape(kv_heads, -1, new, total) * scale
-    query = torch.arange(context, context + new)[:, None]
-    key = torch.arange(total)[None, :]
+    query = torch.arange(context, context + new, device=q.device)[:, None]
+    key = torch.arange(total, device=q.device)[None, :]
     hidden = key > query
     if window:
         hidden = hidden | (key <= query - window)

@@ -158,6 +158,14 @@ def test_rotary_buffers_of_old_checkpoints_are_recomputed(single: Path) -> None:
     assert name not in open_checkpoint(single)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_number_types_that_need_scales_are_refused(single: Path, dtype: torch.dtype) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(single, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(CheckpointError, match=f"{name}.*needs scales"):
+        open_checkpoint(single)
+
+
 def test_wrong_shape_names_both_sides(single: Path) -> None:
     edit_config(single, intermediate_size=80)
     with pytest.raises(CheckpointError, match=r"shape \[64, 96\].*needs \[64, 80\]"):
