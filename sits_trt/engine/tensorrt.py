@@ -52,13 +52,16 @@ def build_tensorrt(
     flavour = FLAVOURS[backend]
     capability = compute_capability(flavour, sku)
     module = flavour.module()
+    graph = graph_dir / GRAPH_FILE
+    if not graph.is_file():
+        raise EngineBuildError(f"{graph_dir} holds no {GRAPH_FILE}; build the graph stage first")
     work = out_dir / _WORK
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     engine, result_file, request_file = out_dir / ENGINE_FILE, work / "result.json", work / "request.json"
     request = {
         "module": module,
-        "graph": str((graph_dir / GRAPH_FILE).resolve()),
+        "graph": str(graph.resolve()),
         "engine": str(engine.resolve()),
         "result": str(result_file.resolve()),
         "compute_capability": capability,

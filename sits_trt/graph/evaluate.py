@@ -17,6 +17,7 @@ from onnx.reference.op_run import OpRun
 
 from sits_trt import contract
 from sits_trt.contract import GRAPH_FILE, present_inputs
+from sits_trt.errors import ExportError
 
 Array = NDArray[Any]
 
@@ -25,7 +26,9 @@ class GraphEvaluator:
     """A graph, ready to run."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        self._evaluator = ReferenceEvaluator(model, new_ops=[SitsTiledAttention, SitsW4A16Linear, Gemm])
+        self._evaluator = ReferenceEvaluator(
+            model, new_ops=[SitsTiledAttention, SitsW4A16Linear, Gemm, RMSNormalization]
+        )
 
     @classmethod
     def open(cls, directory: Path) -> GraphEvaluator:
@@ -109,6 +112,22 @@ class Gemm(OpRun):
         if c is not None:
             out = out + beta * c.astype(np.float32)
         return (out.astype(a.dtype),)
+
+
+class RMSNormalization(OpRun):
+    """ONNX's operator as the standard has it: float32 inside (stash_type 1), rounded before the weight.
+
+    The reference evaluator's own squares float16 values in float16, which overflows from 256 on.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: Array, weight: Array, *, axis: int, epsilon: float, stash_type: int) -> tuple[Array]:
+        if axis != -1 or stash_type != 1:
+            raise ExportError(f"RMSNormalization over axis {axis} with stash_type {stash_type} is not this graph's")
+        wide = x.astype(np.float32)
+        normed = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + np.float32(epsilon))
+        return (normed.astype(x.dtype) * weight,)
 
 
 def _rotate(x: Array, rows: Array) -> Array:

@@ -50,6 +50,7 @@ def test_tensorrt_builds_only_on_the_gpu_that_it_builds_for(tmp_path: Path) -> N
 def test_a_graph_is_needed(tmp_path: Path) -> None:
     with pytest.raises(EngineBuildError, match="needs an exported graph; build the graph stage first"):
         build(None, tiny_spec(), tmp_path, 80)
+    refused(tmp_path, "graph holds no model.onnx; build the graph stage first", 80)
 
 
 def test_a_flavour_that_is_not_installed_says_how_to_get_it() -> None:
