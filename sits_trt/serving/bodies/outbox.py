@@ -1,0 +1,89 @@
+"""The one thread that sends: a slow client or server process never holds up the executor's steps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from sits_trt.runtime.executor import Handle
+from sits_trt.runtime.request import TokenEvent
+from sits_trt.serving.bodies.reply import Reply
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Sends the events of many replies, each in order, and cancels the request of a caller that has gone.
+
+    `cancel_check_s` is how often callers are looked at.
+    """
+
+    def __init__(self, cancel_check_s: float) -> None:
+        self._cancel_check_s = cancel_check_s
+        self._ready: SimpleQueue[Reply | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._open: dict[Reply, Handle] = {}
+        self._closing = threading.Event()
+        self._sender = threading.Thread(target=self._send, name="sits-sender", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="sits-cancel", daemon=True)
+
+    def start(self) -> None:
+        self._sender.start()
+        self._watcher.start()
+
+    def open(self, reply: Reply, submit: Callable[[Callable[[TokenEvent], None]], Handle]) -> None:
+        """Submit a request whose events go to `reply`. What `submit` raises is raised, and nothing is open then."""
+
+        def on_event(event: TokenEvent) -> None:
+            if reply.push(event):
+                self._ready.put(reply)
+
+        # Under the lock: the last event may be sent before `submit` has returned its handle.
+        with self._lock:
+            self._open[reply] = submit(on_event)
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel every open request of this id."""
+        with self._lock:
+            handles = [handle for handle in self._open.values() if handle.request_id == request_id]
+        for handle in handles:
+            handle.cancel()
+
+    @property
+    def num_open(self) -> int:
+        with self._lock:
+            return len(self._open)
+
+    def close(self) -> None:
+        """Send what is left and end the threads. The executor must be shut down."""
+        self._closing.set()
+        self._ready.put(None)
+        self._sender.join()
+        self._watcher.join()
+
+    def _send(self) -> None:
+        while (reply := self._ready.get()) is not None:
+            try:
+                reply.flush()
+            # Sending runs foreign code; its error ends one reply and must not end them all.
+            except Exception:
+                logger.exception("a response could not be sent")
+                reply.done = True
+                self._handle(reply).cancel()
+            if reply.done:
+                with self._lock:
+                    self._open.pop(reply, None)
+
+    def _handle(self, reply: Reply) -> Handle:
+        with self._lock:
+            return self._open[reply]
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self._cancel_check_s):
+            with self._lock:
+                replies = list(self._open.items())
+            for reply, handle in replies:
+                if not reply.done and reply.sink.is_cancelled():
+                    handle.cancel()

@@ -1,0 +1,118 @@
+"""Model `tensorrt_llm`: the executor behind Triton's decoupled protocol.
+
+Every request becomes a sequence of the executor at once; Triton's own queue stays empty, and the queue limit, timeout
+and priority that hold are the executor's. Answers go out through an outbox thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from sits_trt.checkpoint.tokenizer import Tokenizer
+from sits_trt.errors import EngineDead, RequestError
+from sits_trt.runtime.executor import Executor
+from sits_trt.runtime.load import load_executor
+from sits_trt.runtime.request import FinishReason
+from sits_trt.serving.bodies.metrics import Metrics
+from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, metric_family, parameters_of, pick
+from sits_trt.serving.bodies.outbox import Outbox
+from sits_trt.serving.bodies.reply import Reply
+from sits_trt.serving.bodies.request import Defaults, read_request
+from sits_trt.serving.bodies.tensors import one, strings
+
+logger = logging.getLogger(__name__)
+
+EXIT_ENGINE_DEAD = 70
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s %(name)s: %(message)s")
+        settings = Settings(args)
+        policy = settings.config.get("dynamic_batching", {}).get("default_queue_policy", {})
+        timeout_ms = int(policy.get("default_timeout_microseconds", 0)) // 1000
+        self._defaults = Defaults(settings.flag("exclude_input_in_output"), timeout_ms)
+        self._executor = _load(settings, int(policy.get("max_queue_size", 0)), timeout_ms)
+        assert isinstance(self._executor.tokenizer, Tokenizer), "load_executor gives every executor a tokenizer"
+        self._tokenizer = self._executor.tokenizer
+        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000)
+        self._metrics = Metrics(metric_family, {"model": settings.model, "version": settings.version})
+        self._metrics.publish(self._executor.stats())
+        self._closing = threading.Event()
+        self._publisher = threading.Thread(
+            target=self._publish,
+            args=(settings.number("stats_check_period_ms") / 1000,),
+            name="sits-stats",
+            daemon=True,
+        )
+        self._executor.start()
+        self._outbox.start()
+        self._publisher.start()
+        logger.info("serving with the %s", self._executor.description)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests in; answers follow from other threads."""
+        for request in requests:
+            sink = TritonSink(request)
+            try:
+                self._begin(request, sink)
+            except RequestError as error:
+                sink.fail(str(error), "INVALID_ARG")
+            except EngineDead as error:
+                sink.fail(str(error), "UNAVAILABLE")
+
+    def _begin(self, request: Any, sink: TritonSink) -> None:
+        arrays = arrays_of(request)
+        request_id = request.request_id()
+        if one(arrays, "stop"):
+            if not request_id:
+                raise RequestError("input 'stop' cancels the requests of its own request id; send one")
+            self._outbox.cancel(request_id)
+            told = {"output_text": strings([""]), "finish_reason": strings([FinishReason.CANCELLED])}
+            sink.send(pick(told, request.requested_output_names()), final=True)
+            return
+        asked = read_request(
+            arrays, request_id, parameters_of(request), request.timeout(), self._tokenizer, self._defaults
+        )
+        asked.request.validate(self._executor.vocab_size, self._executor.max_seq_tokens)
+        echoed = self._tokenizer.decode(asked.request.prompt_ids) if asked.echo else ""
+        reply = Reply(asked, request.requested_output_names(), sink, echoed)
+        try:
+            self._outbox.open(reply, functools.partial(self._executor.submit, asked.request))
+        except RequestError as error:
+            # A sound request that is refused found no room.
+            sink.fail(str(error), "UNAVAILABLE")
+
+    def _publish(self, period_s: float) -> None:
+        while not self._closing.wait(period_s):
+            stats = self._executor.stats()
+            self._metrics.publish(stats)
+            if stats.error and not self._outbox.num_open:
+                # Every caller has heard of it. A model that can serve nobody must not look ready.
+                logger.error("%s", stats.error)
+                os._exit(EXIT_ENGINE_DEAD)
+
+    def finalize(self) -> None:
+        self._closing.set()
+        self._publisher.join()
+        self._executor.shutdown()
+        self._outbox.close()
+
+
+def _load(settings: Settings, max_queue_size: int, queue_timeout_ms: int) -> Executor:
+    has_bound = "max_tiles" in settings.config["parameters"]
+    return load_executor(
+        settings.path("gpt_model_path"),
+        max_batch_size=int(settings.number("max_num_sequences")),
+        max_queue_size=max_queue_size,
+        queue_timeout_ms=queue_timeout_ms,
+        memory_fraction=settings.number("kv_cache_free_gpu_mem_fraction"),
+        max_tiles=int(settings.number("max_tiles")) if has_bound else None,
+        runner=settings.text("runner"),
+    )
