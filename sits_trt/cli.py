@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from sits_trt import __version__
-from sits_trt.console import StageLines, show_doctor, stage_progress
+from sits_trt.console import StageLines, show_doctor, show_engine, stage_progress
 from sits_trt.errors import SitsError
-from sits_trt.recipe import SKUS, Recipe, load_recipe
+from sits_trt.recipe import SKUS, Recipe, load_recipe, recipe_of_build
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 recipe_app = typer.Typer(no_args_is_help=True, help="Look at recipes.")
@@ -111,7 +111,6 @@ def recipe_skus() -> None:
 @engine_app.command("inspect")
 def engine_inspect(build: BuildArgument, as_json: JsonOption = False) -> None:
     """Show an engine's manifest, bindings, profiles and plugins."""
-    from sits_trt.console import show_engine
     from sits_trt.engine import inspect_engine
 
     directory = build / "engine" if (build / "engine").is_dir() else build
@@ -120,6 +119,78 @@ def engine_inspect(build: BuildArgument, as_json: JsonOption = False) -> None:
         _print_json(found)
     else:
         show_engine(Console(highlight=False), found)
+
+
+@app.command()
+def serve(
+    build: BuildArgument,
+    overrides: SetOption = None,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Take free ports, not the recipe's.")] = False,
+    endpoints_file: Annotated[Path | None, typer.Option(help="Write the endpoints there as JSON once ready.")] = None,
+) -> None:
+    """Serve a build with the Triton Inference Server until Ctrl-C."""
+    from sits_trt.console import show_endpoints
+    from sits_trt.serving.serve import serve_until_stopped
+
+    ports = [f"serving.{name}_port=0" for name in ("http", "grpc", "metrics")] if free_ports else []
+    section = recipe_of_build(build, [*(overrides or ()), *ports]).serving
+    with stage_progress(console, "starting") as progress:
+        code = serve_until_stopped(
+            build, section, lambda endpoints: show_endpoints(console, build, endpoints, endpoints_file), progress
+        )
+    sys.exit(code)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What the user says; with --raw the text to go on from.")],
+    build: Annotated[
+        Path | None, typer.Option(help="Build whose engine, or with --url whose tokenizer, is used.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="gRPC HOST:PORT of a running server; without it, no server is used.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message of the chat.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer one prompt, by a running server or by the engine in this process; the text streams as it comes."""
+    from sits_trt.answer import Question, answer
+
+    question = Question(prompt, raw, system, max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()))
+    parts = []
+    for part in answer(question, build, url):
+        parts.append(part)
+        if not as_json:
+            print(part.text, end="", flush=True)
+    if as_json:
+        _print_json(vars(parts[-1]) | {"text": "".join(part.text for part in parts)})
+    else:
+        print()
+
+
+@app.command()
+def sweep(
+    builds: Annotated[list[Path], typer.Argument(help="One or more build directories.")],
+    out: Annotated[Path, typer.Option(help="Directory of the report.")] = Path("builds/report"),
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure accuracy against latency of builds through their servers, and write the report."""
+    from sits_trt.sweep import run_sweep
+
+    section = recipe_of_build(builds[0], overrides or ()).sweep
+    with stage_progress(console, "sweep") as progress:
+        result = run_sweep(builds, section, out, progress)
+    console.print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)
+    if as_json:
+        _print_json(result.to_dict())
 
 
 @app.command()

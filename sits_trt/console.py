@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sits_trt.recipe.schema import Recipe
+from sits_trt.serving.ports import Endpoints
 
 ProgressCallback = Callable[[int, int, str], None]
 """Called with the steps done, the steps in all, and what is being done now."""
@@ -113,3 +116,43 @@ def show_doctor(console: Console, report: Mapping[str, Any]) -> None:
         table.add_row(sku, *(f"{'yes' if able else 'no'}: {how}" for able, how in (can["build"], can["run"])))
     console.print()
     console.print(table)
+
+
+def show_endpoints(console: Console, build: Path, endpoints: Endpoints, file: Path | None) -> None:
+    """Print where a server answers, and write it to `file` where one is given."""
+    console.print(f"ready: {build}", markup=False, soft_wrap=True)
+    urls = {name: getattr(endpoints, name) for name in ("http", "grpc", "metrics")}
+    for name, url in urls.items():
+        console.print(f"  {name:<8} {url}", markup=False)
+    console.print(
+        f'ask it: sits-trt generate --build {build} --url {endpoints.grpc} "Hello"', markup=False, soft_wrap=True
+    )
+    if file is not None:
+        partial = file.with_name(file.name + ".partial")
+        partial.write_text(json.dumps(urls) + "\n", encoding="utf-8")
+        os.replace(partial, file)
+
+
+def show_engine(console: Console, engine: Mapping[str, Any]) -> None:
+    """Print an engine as `engine.inspect_engine` describes it."""
+    facts = Table(show_header=False, box=None, pad_edge=False)
+    model, tile, limits = engine["model"], engine["tile"], engine["limits"]
+    sm = f"SM {engine['sm'] / 10}" if engine["sm"] else "any machine"
+    facts.add_row("engine", f"{engine['directory']}, backend {engine['backend']}, {sm}")
+    facts.add_row("model", f"{model['family']}, {model['num_layers']} layers, hidden {model['hidden_size']}")
+    facts.add_row("limits", ", ".join(f"{key} {value}" for key, value in limits.items()))
+    facts.add_row("tile", f"{tile['tile_tokens']} tokens, {tile['kv_dtype']}, {tile['tile_bytes'] / 1e6:.2f} MB")
+    facts.add_row("tools", ", ".join(f"{name} {version}" for name, version in engine["tools"].items()))
+    facts.add_row("loads here", engine["loads_here"] or "yes, on its GPU")
+    console.print(facts)
+    table = Table("binding", "type", "shape", "", box=None, pad_edge=False)
+    for binding in engine["bindings"]:
+        shape = "x".join(str(size) for size in binding["shape"])
+        table.add_row(binding["name"], binding["dtype"], shape, binding["doc"])
+    console.print(table)
+    for profile in engine["profiles"]:
+        console.print(f"profile {profile['name']}:", markup=False)
+        for name, (least, best, most) in profile["shapes"].items():
+            console.print(f"  {name:<14} {least} .. {best} .. {most}", markup=False)
+    for name, plugin in engine["plugins"].items():
+        console.print(f"plugin {name}: {plugin['layers']} layers, {plugin['version_and_digest']}", markup=False)

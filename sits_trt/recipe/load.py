@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from sits_trt.artifacts import BuildDirectory
 from sits_trt.errors import RecipeError, did_you_mean
 from sits_trt.recipe.schema import Recipe
 from sits_trt.recipe.skus import find_sku
@@ -53,6 +54,23 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     recipe = _validate(merged)
     find_sku(recipe.target.sku)
     return recipe
+
+
+def recipe_of_build(directory: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Return the resolved recipe that a build directory was made from, with overrides of the present call.
+
+    Raises RecipeError when the directory holds none.
+    """
+    path = BuildDirectory(directory).recipe_file
+    try:
+        merged = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"{directory} is no finished build; make it with 'sits-trt build'") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RecipeError(f"{path} cannot be read ({error}); build again") from None
+    for override in overrides:
+        merged = _merge(merged, _parse_override(override))
+    return _validate(merged)
 
 
 def _read(path: Path) -> dict[str, Any]:
