@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sits_trt.checkpoint.config import COMMON_DEFAULTS
 from sits_trt.checkpoint.gguf_file import GgufFile
+from sits_trt.checkpoint.gguf_rope import DIVISORS, llama3_settings
 from sits_trt.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class GgufModel:
                 f"{file.path} has GGUF architecture '{self.architecture}', which is not supported; "
                 f"supported: {', '.join(_ARCHITECTURES)}"
             )
-        self._stored = {self._hf_name(name): name for name in file.tensors}
+        self._stored = {self._hf_name(name): name for name in file.tensors if name != DIVISORS}
         self.shapes = {name: file.tensors[stored].shape for name, stored in self._stored.items()}
 
     def _hf_name(self, name: str) -> str:
@@ -103,7 +105,7 @@ class GgufModel:
             "model_type": _MODEL_TYPES[hf_architecture],
             "hidden_act": "silu",
             **config,
-            **self._rope_scaling(),
+            **self._rope_scaling(config),
             **{key: value for key, value in tokens.items() if value is not None},
             **self._biases(),
             "tie_word_embeddings": "lm_head.weight" not in self.shapes,
@@ -118,8 +120,13 @@ class GgufModel:
             "mlp_bias": f"{first}mlp.gate_proj.bias" in self.shapes,
         }
 
-    def _rope_scaling(self) -> dict[str, Any]:
+    def _rope_scaling(self, config: Mapping[str, Any]) -> dict[str, Any]:
         kind = self._get("rope.scaling.type", "none")
+        if DIVISORS in self.file.tensors:
+            if kind != "none":
+                raise CheckpointError(f"{self.file.path}: RoPE scaling '{kind}' beside {DIVISORS} is not supported")
+            theta = config.get("rope_theta", COMMON_DEFAULTS["rope_theta"])
+            return {"rope_scaling": llama3_settings(self.file.read(DIVISORS), theta, str(self.file.path))}
         if kind == "none":
             return {}
         if kind != "linear":

@@ -16,6 +16,7 @@ from sits_trt.checkpoint import load_tokenizer, materialize, open_checkpoint
 from sits_trt.checkpoint.config import parse_config
 from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.errors import CheckpointError
+from sits_trt.ops.rope import inverse_frequencies
 from sits_trt.spec import ModelSpec, RopeSpec
 from tests.support.tiny import tiny_config, tiny_tensors
 
@@ -152,6 +153,21 @@ def test_materialized_gguf_is_a_plain_directory(tmp_path: Path) -> None:
 
 
 class TestMetadata:
+    @pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 4096)])
+    def test_llama3_scaling_is_found_in_its_divisors(self, factor: float, original: int, tmp_path: Path) -> None:
+        rope = RopeSpec("llama3", 5e5, factor, 1.0, 4.0, original)
+        plain = inverse_frequencies(RopeSpec(theta=5e5), 16)
+        divisors = (plain / inverse_frequencies(rope, 16)).numpy()
+        write_gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": divisors}, rope_theta=5e5)
+        found = open_checkpoint(tmp_path / "m.gguf").spec.rope
+        assert torch.allclose(inverse_frequencies(found, 16), inverse_frequencies(rope, 16), rtol=1e-5)
+        assert (found.kind, found.original_max_position) == ("llama3", original)
+
+    def test_divisors_of_another_kind_are_refused(self, tmp_path: Path) -> None:
+        write_gguf(tmp_path / "m.gguf", tensors={"rope_freqs.weight": np.linspace(1, 9, 8, dtype=np.float32)})
+        with pytest.raises(CheckpointError, match="rope_freqs"):
+            open_checkpoint(tmp_path / "m.gguf")
+
     def test_linear_rope_scaling(self, tmp_path: Path) -> None:
         scaling = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
         write_gguf(tmp_path / "m.gguf", extra=scaling)
