@@ -15,7 +15,10 @@ from sits_trt.console import StageLines, show_doctor, show_engine, stage_progres
 from sits_trt.errors import SitsError
 from sits_trt.recipe import SKUS, Recipe, load_recipe, recipe_of_build
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    help="One recipe file to an INT4 large language model behind the Triton Inference Server.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
+)  # fmt: skip
 recipe_app = typer.Typer(no_args_is_help=True, help="Look at recipes.")
 engine_app = typer.Typer(no_args_is_help=True, help="Look at engines.")
 app.add_typer(recipe_app, name="recipe")
@@ -46,19 +49,10 @@ def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """One recipe file to an INT4 large language model behind the Triton Inference Server."""
+@app.command()
+def version() -> None:
+    """Print the version of sits-trt."""
+    print(__version__)
 
 
 @app.command()
