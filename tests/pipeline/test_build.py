@@ -1,0 +1,165 @@
+"""The build line as a user runs it: what is current is kept, what a key decides is rebuilt, killed work goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sits_trt.artifacts import BuildDirectory, read_manifest
+from tests.support.tiny import tiny_checkpoint
+
+RECIPE = """
+model: {{source: {source}}}
+target: {{sku: cpu}}
+quantization: {{scheme: w4a16, group_size: 32, calibration: {{blocks: 2, block_tokens: 64}}}}
+engine:
+  backend: eager
+  prompt_tokens: {{p50: 16, p95: 32, max: 48}}
+  max_output_tokens: 16
+  max_tokens_per_step: 64
+serving: {{max_batch_size: 4}}
+"""
+
+
+def run(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sits_trt", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280, check=False)
+
+
+def rebuilt(cwd: Path, *overrides: str) -> list[str]:
+    """Build and return the stages that were made anew."""
+    sets = [word for override in overrides for word in ("--set", override)]
+    done = run(["build", "tiny.yaml", "--json", *sets], cwd)
+    assert done.returncode == 0, done.stderr
+    return [stage["stage"] for stage in json.loads(done.stdout)["stages"] if stage["rebuilt"]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with tiny.yaml and the checkpoint that it names."""
+    source = tiny_checkpoint(tmp_path / "model")
+    (tmp_path / "tiny.yaml").write_text(RECIPE.format(source=source))
+    return tmp_path
+
+
+def test_only_what_a_key_decides_is_rebuilt(place: Path) -> None:
+    everything = ["checkpoint", "scales", "quantized", "engine", "repository"]
+    assert rebuilt(place) == everything
+    assert rebuilt(place) == []
+    assert rebuilt(place, "serving.max_batch_size=5") == ["engine", "repository"]
+    assert rebuilt(place, "serving.max_batch_size=5", "serving.max_queue_size=9") == ["repository"]
+    assert rebuilt(place, "serving.max_batch_size=5", "sweep.seed=3") == ["repository"]
+    assert (
+        rebuilt(place, "quantization.group_size=64", "quantization.ignore=['re:.*down_proj', lm_head]")
+        == (everything[1:])
+    )
+    assert rebuilt(place, "quantization.scheme=none") == ["engine", "repository"]
+
+
+def test_changed_source_is_seen(place: Path) -> None:
+    rebuilt(place)
+    config = place / "model" / "generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_length": 77}))
+    assert rebuilt(place)[0] == "checkpoint"
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "scales", "engine"])
+def test_killed_build_finishes_when_run_again(place: Path, stage: str) -> None:
+    build = place / "builds" / "tiny"
+    command = [sys.executable, "-m", "sits_trt", "build", "tiny.yaml"]
+    child = subprocess.Popen(command, cwd=place, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not ((build / f"{stage}.partial").exists() or (build / stage).exists()):
+        assert child.poll() is None, "the build ended before its stage began"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    done = run(["build", "tiny.yaml"], place)
+    assert done.returncode == 0, done.stderr
+    assert not list(build.glob("*.partial"))
+    assert rebuilt(place) == []
+
+
+def test_unchanged_build_is_fast(place: Path) -> None:
+    rebuilt(place)
+    began = time.monotonic()
+    assert rebuilt(place) == []
+    assert time.monotonic() - began < 3, "a build with nothing to do must end within 3 s"
+
+
+def test_errors_are_one_sentence_with_exit_code_2(place: Path) -> None:
+    for arguments, words in (
+        (["build", "tiny.yaml", "--set", "model.source=/nowhere"], "does not exist"),
+        (["build", "tiny.yaml", "--set", "engine.prompt_tokens.max=100000"], "positions"),
+        (["build", "tiny.yaml", "--set", "quantization.group_size=128"], "128"),
+        (["build", "nothing.yaml"], "no recipe"),
+        (["serve", "nothing"], "no finished build"),
+        (["sweep", "nothing"], "no finished build"),
+        (["engine", "inspect", "nothing"], "sits-trt build"),
+        (["generate", "hello"], "--build"),
+        (["generate", "hello", "--raw", "--url", "127.0.0.1:9"], "no Triton Server answers"),
+    ):
+        done = run(arguments, place)
+        assert done.returncode == 2, (arguments, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, done.stderr
+        assert done.stderr.rstrip().endswith(lines[0]), done.stderr
+        assert words in lines[0], done.stderr
+
+
+def test_refused_recipe_writes_nothing(place: Path) -> None:
+    done = run(["build", "tiny.yaml", "--set", "serving.max_batch_size=no"], place)
+    assert done.returncode == 2
+    assert not (place / "builds").exists()
+
+
+def test_moved_build_still_describes_itself(place: Path) -> None:
+    rebuilt(place)
+    (place / "builds" / "tiny").rename(place / "elsewhere")
+    done = run(["engine", "inspect", "elsewhere", "--json"], place)
+    assert done.returncode == 0, done.stderr
+    checkpoint = place / "elsewhere" / "engine" / json.loads(done.stdout)["checkpoint"]
+    assert (checkpoint / "config.json").is_file()
+
+
+def test_generate_in_process_streams_the_greedy_answer(place: Path) -> None:
+    rebuilt(place)
+    one = run(["generate", "--build", "builds/tiny", "--raw", "--max-tokens", "9", "--json", "abc"], place)
+    assert one.returncode == 0, one.stderr
+    answer = json.loads(one.stdout)
+    plain = run(["generate", "--build", "builds/tiny", "--raw", "--max-tokens", "9", "abc"], place)
+    assert plain.stdout.removesuffix("\n") == answer["text"]
+    assert answer["prompt_tokens"] == 3
+    assert answer["output_tokens"] <= 9
+
+
+def test_manifests_chain_from_source_to_repository(place: Path) -> None:
+    rebuilt(place)
+    layout = BuildDirectory(place / "builds" / "tiny")
+    names = ("checkpoint", "scales", "quantized", "engine", "repository")
+    prints = {name: read_manifest(getattr(layout, name), name).fingerprint for name in names}
+    inputs = {name: read_manifest(getattr(layout, name), name).inputs for name in names}
+    assert inputs["quantized"] == {"checkpoint": prints["checkpoint"], "scales": prints["scales"]}
+    assert inputs["engine"] == {"quantized": prints["quantized"]}
+    assert inputs["repository"] == {"engine": prints["engine"]}
+
+
+def test_recipe_commands_print_json(place: Path) -> None:
+    shown = json.loads(run(["recipe", "show", "a100", "--set", "serving.max_batch_size=3"], place).stdout)
+    assert shown["serving"]["max_batch_size"] == 3
+    assert json.loads(run(["recipe", "schema"], place).stdout)["title"] == "Recipe"
+    assert json.loads(run(["recipe", "skus"], place).stdout)["h200"]["sm"] == 90
+    doctor = json.loads(run(["doctor", "--json"], place).stdout)
+    assert doctor["skus"]["cpu"]["run"][0] is True
+    assert re.fullmatch(r"\d+\.\d+\.\d+\n", run(["version"], place).stdout)
