@@ -25,7 +25,7 @@ def check_engine(manifest: Manifest, sm: int | None) -> None:
     if backend not in FLAVOURS:
         return
     flavour = FLAVOURS[backend]
-    installed, built_with = flavour.version(), manifest.details["tensorrt"]["version"]
+    installed, built_with = flavour.version(), manifest.details.get("tensorrt", {}).get("version", "unknown")
     if installed is None:
         way_out = f"install that version ({flavour.install}) or {_REBUILD}"
         raise ArtifactMismatch(f"{backend} version of the engine", "(not installed)", built_with, way_out)

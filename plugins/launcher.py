@@ -83,6 +83,11 @@ def attention_workspace_bytes(batch: int, num_heads: int, head_dim: int) -> int:
     return batch * num_heads * SPLIT_LIMIT * (head_dim + 2) * 4
 
 
+def linear_workspace_bytes(tokens: int, in_features: int, out_features: int) -> int:
+    """Return the workspace of `KernelLauncher.w4a16_linear` for up to `tokens` tokens."""
+    return 0
+
+
 def launcher_from_environment() -> KernelLauncher:
     """Return the launcher of the bundle that SITS_KERNEL_BUNDLE names. Raises PluginError when there is none."""
     directory = os.environ.get(BUNDLE_VARIABLE, "")

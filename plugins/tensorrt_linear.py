@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sits_plugins.launcher import KernelLauncher, LinearCall
+from sits_plugins.launcher import KernelLauncher, LinearCall, linear_workspace_bytes
 from sits_plugins.tensorrt_plugin import Fields, Operands, PluginDefinition, expect
 
 from sits_trt import contract
@@ -29,7 +29,8 @@ def _check(fields: Fields, operands: Operands) -> None:
 
 
 def _workspace_bytes(fields: Fields, largest: Operands) -> int:
-    return 0
+    (tokens, in_features), (out_features, _) = largest["x"].shape, largest["qweight"].shape
+    return linear_workspace_bytes(tokens, in_features, out_features)
 
 
 def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, workspace: int, stream: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sits_plugins.tensorrt_flavours import FLAVOURS
 
 from sits_trt.contract import bindings
+from sits_trt.engine.contents import names_plugin
 from sits_trt.engine.open import open_engine, read_engine
 from sits_trt.errors import ArtifactMismatch
 
@@ -43,7 +43,7 @@ def inspect_engine(directory: Path) -> dict[str, Any]:
             name: {
                 "version_and_digest": digest,
                 "layers": built.get("plugin_layers", {}).get(name, 0),
-                "in_engine_file": file is not None and _holds(file, name),
+                "in_engine_file": file is not None and names_plugin(file, name),
             }
             for name, digest in manifest.plugins.items()
         },
@@ -56,14 +56,6 @@ def inspect_engine(directory: Path) -> dict[str, Any]:
         "kernels": details.kernels,
         "loads_here": _why_not_here(directory),
     }
-
-
-def _holds(file: Path, name: str) -> bool:
-    """Say whether an engine file names plugin `name`. Engines are large: the file is mapped, not read."""
-    if not file.is_file() or file.stat().st_size == 0:
-        return False
-    with file.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(name.encode()) >= 0
 
 
 def _why_not_here(directory: Path) -> str | None:

@@ -35,7 +35,7 @@ def open_engine(directory: Path, sm: int | None) -> OpenedEngine:
     if not details.engine_file:
         return OpenedEngine(directory, manifest, details, None)
     file = directory / details.engine_file
-    expected, found = manifest.details["tensorrt"]["bytes"], file.stat().st_size if file.is_file() else 0
+    expected, found = manifest.details["tensorrt"].get("bytes"), file.stat().st_size if file.is_file() else 0
     if expected != found:
         raise ArtifactMismatch(f"size of {file}", f"{expected} bytes", f"{found} bytes", "copy or build it again")
     return OpenedEngine(directory, manifest, details, file)

@@ -18,6 +18,7 @@ from sits_plugins.tensorrt_flavours import FLAVOURS, Flavour
 
 from sits_trt import contract
 from sits_trt.contract import GRAPH_FILE, Binding
+from sits_trt.engine.contents import names_plugin
 from sits_trt.engine.gpu import gpu_sm
 from sits_trt.engine.profiles import Profile
 from sits_trt.errors import EngineBuildError
@@ -180,7 +181,6 @@ def _require_bindings(declared: Sequence[Binding], found: list[list[Any]], log: 
 
 def _require_plugins(engine: Path, layers: Mapping[str, int], log: Path) -> None:
     """Check that the engine calls the attention plugin and the others that the network has, by the engine's bytes."""
-    content = engine.read_bytes()
     for name in sorted({contract.ATTENTION_PLUGIN, *layers}):
-        if not layers.get(name) or name.encode() not in content:
+        if not layers.get(name) or not names_plugin(engine, name):
             raise EngineBuildError(f"the engine does not call plugin {name}", log)

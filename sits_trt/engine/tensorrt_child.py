@@ -7,10 +7,12 @@ standard error.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections import Counter
@@ -20,11 +22,15 @@ from typing import Any, TextIO
 
 from sits_plugins.tensorrt_registry import register_plugins
 
+_PR_SET_PDEATHSIG = 1
+"""Of Linux' sys/prctl.h."""
+
 _SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 
 
 def main(request_file: str) -> int:
     """Build what the request says. Returns the exit status; failures are explained on standard error."""
+    _end_with_parent()
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     began = time.monotonic()
     trt = importlib.import_module(request["module"])
@@ -80,6 +86,13 @@ def _own_channel() -> TextIO:
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies: a second build may then write to the same folder."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 def _logger(trt: Any) -> Any:

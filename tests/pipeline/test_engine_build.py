@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,7 +27,7 @@ from sits_trt.errors import EngineBuildError
 from sits_trt.graph import export_graph
 from sits_trt.recipe.schema import EngineSection
 from sits_trt.spec import TileSpec
-from tests.support.engines import LIMITS, build, sku_of
+from tests.support.engines import LIMITS, build, build_reporting, sku_of
 from tests.support.graphs import MemoryCheckpoint, tiny_int4
 from tests.support.tiny import tiny_spec, tiny_tensors
 
@@ -93,10 +97,7 @@ def test_pools_beyond_two_to_the_31_elements_are_accepted(graph_dir: Path, tmp_p
 
 def test_progress_never_goes_back_and_ends_complete(graph_dir: Path, tmp_path: Path) -> None:
     reports: list[tuple[int, int, str]] = []
-    build_engine(
-        graph_dir, tmp_path, EngineSection(), sku_of(80), tiny_spec(), TileSpec.of(tiny_spec(), 16), LIMITS, tmp_path,
-        lambda done, total, what: reports.append((done, total, what)),
-    )  # fmt: skip
+    build_reporting(graph_dir, tmp_path, lambda done, total, what: reports.append((done, total, what)))
     parts = [done / total for done, total, _ in reports]
     assert parts == sorted(parts)
     assert reports[0][0] == 0
@@ -190,8 +191,34 @@ def test_an_interrupt_leaves_no_child(graph_dir: Path, tmp_path: Path) -> None:
 
     before = children()
     with pytest.raises(KeyboardInterrupt):
-        build_engine(
-            graph_dir, tmp_path, EngineSection(), sku_of(80), tiny_spec(), TileSpec.of(tiny_spec(), 16), LIMITS,
-            tmp_path, interrupt,
-        )  # fmt: skip
+        build_reporting(graph_dir, tmp_path, interrupt)
     assert children() == before
+
+
+def test_a_killed_build_leaves_no_builder_behind(graph_dir: Path, tmp_path: Path) -> None:
+    """The program that builds is killed at the first report of its child."""
+    program = (
+        "import os, signal, sys; from pathlib import Path; from tests.support.engines import build_reporting\n"
+        "build_reporting(Path(sys.argv[1]), Path(sys.argv[2]), lambda *report: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    project = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program, graph_dir, tmp_path], cwd=project, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while (left := processes_of(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    assert not (tmp_path / "model.engine").exists()
+    build(graph_dir, tiny_spec(), tmp_path, 80)
+    assert (tmp_path / "model.engine").stat().st_size > 100_000
+
+
+def processes_of(out_dir: Path) -> list[str]:
+    """Return the command lines of living builders for `out_dir`."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = place.read_bytes().decode(errors="replace")
+            if "tensorrt_child" in command and str(out_dir) in command:
+                found.append(command)
+    return found

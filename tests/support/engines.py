@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sits_trt.engine import build_engine
 from sits_trt.recipe import Sku
 from sits_trt.recipe.schema import EngineSection
 from sits_trt.spec import ModelSpec, TileSpec
+from tests.support.tiny import tiny_spec
 
 LIMITS = EngineLimits(max_batch_size=4, max_tokens_per_step=64, max_seq_tokens=64, num_tiles=16)
 
@@ -30,6 +32,13 @@ def build(graph_dir: Path | None, model: ModelSpec, out_dir: Path, sm: int | Non
         graph_dir, out_dir / "checkpoint", EngineSection(**section), sku_of(sm), model, tile, LIMITS, out_dir,
         lambda done, total, what: None,
     )  # fmt: skip
+
+
+def build_reporting(graph_dir: Path, out_dir: Path, progress: Callable[[int, int, str], None]) -> None:
+    """Build the engine of a tiny Llama for SM 80, for what is reported meanwhile."""
+    model = tiny_spec()
+    tile = TileSpec.of(model, 16)
+    build_engine(graph_dir, out_dir, EngineSection(), sku_of(80), model, tile, LIMITS, out_dir, progress)
 
 
 def dummy_engine(directory: Path, model: ModelSpec, **changes: Any) -> Path:

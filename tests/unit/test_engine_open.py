@@ -51,6 +51,7 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no plugin": (lambda data: data["plugins"].pop("SitsW4A16Linear"), "SitsW4A16Linear.* has none; build it again"),
     "schema": (lambda data: data.update(schema_version=0), "needs 1, the artifact has 0; build it again"),
     "kind": (lambda data: data.update(kind="graph"), "needs engine, the artifact has graph"),
+    "no version": (lambda data: data["details"].pop("tensorrt"), "the artifact has unknown; build it again"),
     "truncated": (
         lambda data: data["details"]["tensorrt"].update(bytes=10**6),
         "needs 1000000 bytes, the artifact has 51 bytes; copy or build it again",

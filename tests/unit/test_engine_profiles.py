@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sits_trt.contract import EngineLimits, bindings
@@ -51,6 +51,7 @@ def plans(draw: st.DrawFn) -> tuple[EngineLimits, PromptTokens, int]:
     return limits, prompt, output
 
 
+@settings(deadline=None)
 @given(plans())
 def test_every_profile_is_ordered_and_reaches_the_limits(given_plan: tuple[EngineLimits, PromptTokens, int]) -> None:
     limits, prompt, output = given_plan

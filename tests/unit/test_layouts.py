@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -58,6 +58,7 @@ def test_sits_byte_holds_the_even_column_low() -> None:
     assert pack_sits(np.array([[0x1, 0xA, 0xF, 0x0]], np.uint8)).tolist() == [[0xA1, 0x0F]]
 
 
+@settings(deadline=None)
 @given(codes(rows_of=1, columns_of=2))
 def test_sits_round_trip(values: Codes) -> None:
     packed = pack_sits(values)
@@ -65,6 +66,7 @@ def test_sits_round_trip(values: Codes) -> None:
     np.testing.assert_array_equal(unpack_sits(packed), values)
 
 
+@settings(deadline=None)
 @given(codes(rows_of=1, columns_of=8))
 def test_b21_awq_round_trip(values: Codes) -> None:
     packed = pack_awq(values)
@@ -72,6 +74,7 @@ def test_b21_awq_round_trip(values: Codes) -> None:
     np.testing.assert_array_equal(unpack_awq(packed), values)
 
 
+@settings(deadline=None)
 @given(codes(rows_of=2, columns_of=1))
 def test_modelopt_round_trip(values: Codes) -> None:
     packed = pack_modelopt(values)
@@ -79,6 +82,7 @@ def test_modelopt_round_trip(values: Codes) -> None:
     np.testing.assert_array_equal(unpack_modelopt(packed), values)
 
 
+@settings(deadline=None)
 @given(codes(rows_of=1, columns_of=8), st.integers(0, 2**31))
 def test_b21_awq_dequantizes_to_the_fake_quantized_matrix(values: Codes, seed: int) -> None:
     """Weights [in, out] and zero points [groups, out] are packed alike; what comes back is the matrix itself."""
