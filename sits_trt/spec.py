@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 from typing import Any
 
@@ -15,10 +15,11 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding. `kind` is the Hugging Face rope_type.
+    """Rotary position embedding. `kind` is the Hugging Face rope_type, or "none" for a layer without positions.
 
-    `factor`, `low_freq_factor`, `high_freq_factor` and `original_max_position` mean what the
-    Hugging Face keys of those names mean; kinds that do not use one leave it at its default.
+    The other fields mean what the Hugging Face keys of those names mean; kinds that do not use one leave it at
+    its default. `attention_factor` multiplies the cosines and sines. `rotary_dim` is the number of leading
+    dimensions of a head that are rotated, 0 for all.
     """
 
     kind: str = "default"
@@ -27,6 +28,17 @@ class RopeSpec:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    rotary_dim: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RopeSpec:
+        return cls(**_known(cls, data))
 
 
 @dataclass(frozen=True)
@@ -34,7 +46,10 @@ class ModelSpec:
     """One decoder-only transformer: sizes, switches and numbers that decide its result.
 
     `layer_windows` has one entry a layer: the number of newest tokens it may attend to
-    (the token itself included), or FULL_ATTENTION.
+    (the token itself included), or FULL_ATTENTION. Layers in `second_rope_layers` use `second_rope`.
+    Norms multiply by `norm_offset` + weight; `post_norms` adds one after attention and one after the
+    feed-forward network, before each is added to the residual stream. `attention_scale` 0 stands for
+    head_dim**-0.5. A soft cap c turns x into c * tanh(x / c); 0 is none.
     """
 
     family: str
@@ -57,6 +72,35 @@ class ModelSpec:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    activation: str = "silu"
+    norm_offset: float = 0.0
+    post_norms: bool = False
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    second_rope: RopeSpec | None = None
+    second_rope_layers: tuple[int, ...] = ()
+
+    @property
+    def softmax_scale(self) -> float:
+        """What attention scores are multiplied by before the softmax."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    def layer_rope(self, index: int) -> RopeSpec:
+        """Return the rotary embedding of layer `index`."""
+        return self.second_rope if self.second_rope and index in self.second_rope_layers else self.rope
+
+    def one_layer(self, index: int) -> ModelSpec:
+        """Return the model that has layer `index` and no other."""
+        return replace(
+            self,
+            num_layers=1,
+            layer_windows=(self.layer_windows[index],),
+            rope=self.layer_rope(index),
+            second_rope=None,
+            second_rope_layers=(),
+        )
 
     @property
     def q_size(self) -> int:
@@ -71,9 +115,18 @@ class ModelSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelSpec:
-        known = {f.name for f in fields(cls)}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
-        return cls(**{**values, "rope": RopeSpec(**data["rope"])})
+        second = data.get("second_rope")
+        ropes = {
+            "rope": RopeSpec.from_dict(data["rope"]),
+            "second_rope": None if second is None else RopeSpec.from_dict(second),
+        }
+        return cls(**{**_known(cls, data), **ropes})
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of JSON-like `data` that are fields of the dataclass, lists as tuples."""
+    names = {field.name for field in fields(cls)}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in names}
 
 
 @dataclass(frozen=True)
