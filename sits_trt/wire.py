@@ -47,6 +47,9 @@ BAD_WORDS = Tensor("bad_words", "STRING", (-1,), doc="texts that the answer may 
 PRIORITY = Tensor("priority", "INT32", doc="greater is scheduled earlier among waiting requests; 0 where absent")
 ADD_SPECIAL_TOKENS = Tensor("add_special_tokens", "BOOL", doc="false for a prompt that already starts with BOS")
 
+ACKNOWLEDGED = Tensor("acknowledged", "BOOL", doc="true from the ensemble, whose postprocessing returns each ticket")
+TICKET = Tensor("ticket", "INT64", (2,), doc="slot and number of a response, for postprocessing to acknowledge")
+
 PREPROCESSING_INPUTS = (
     Tensor("QUERY", "STRING", optional=False),
     Tensor("REQUEST_OUTPUT_LEN", "INT32", optional=False),
@@ -64,12 +67,14 @@ PREPROCESSING_OUTPUTS = (
     Tensor("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
     Tensor("OUT_END_ID", "INT32"),
     Tensor("OUT_PAD_ID", "INT32"),
+    replace(ACKNOWLEDGED, name="OUT_ACKNOWLEDGED"),
 )
 
 POSTPROCESSING_INPUTS = (
     Tensor("TOKENS_BATCH", "INT32", (-1, -1), optional=False),
     Tensor("SEQUENCE_LENGTH", "INT32", (-1,), optional=False),
     replace(OUTPUT_TEXT, name="OUTPUT_TEXT", doc="passed through as OUTPUT: exact also in mid-character"),
+    replace(TICKET, name="TICKET"),
 )
 POSTPROCESSING_OUTPUTS = (Tensor("OUTPUT", "STRING", (-1,)),)
 
@@ -84,6 +89,7 @@ EXECUTOR_INPUTS = (
     STOP_WORDS,
     BAD_WORDS,
     PRIORITY,
+    ACKNOWLEDGED,
     _scalar("runtime_top_k", "INT32"),
     _scalar("runtime_top_p", "FP32"),
     _scalar("temperature", "FP32"),
@@ -132,6 +138,7 @@ EXECUTOR_OUTPUTS = (
     Tensor("sequence_length", "INT32", (-1,)),
     OUTPUT_TEXT,
     FINISH_REASON,
+    TICKET,
     *DETAIL_OUTPUTS,
 )
 
@@ -159,6 +166,7 @@ EXECUTOR_TO_POSTPROCESSING = {
     "output_ids": "TOKENS_BATCH",
     "sequence_length": "SEQUENCE_LENGTH",
     "output_text": "OUTPUT_TEXT",
+    "ticket": "TICKET",
 }
 
 _RENAMED = {"top_k": "runtime_top_k", "top_p": "runtime_top_p", "length_penalty": "len_penalty", "stream": "streaming"}

@@ -108,7 +108,8 @@ def _postprocessing(paths: RepositoryPaths, serving: ServingSection) -> ModelCon
 
 
 def _ensemble() -> ModelConfig:
-    between = {inner: f"_{inner}" for inner in wire.PREPROCESSING_TO_EXECUTOR}
+    links = wire.PREPROCESSING_TO_EXECUTOR | {"OUT_ACKNOWLEDGED": wire.ACKNOWLEDGED.name}
+    between = {inner: f"_{inner}" for inner in links}
     steps = (
         EnsembleStep(
             wire.PREPROCESSING,
@@ -117,7 +118,7 @@ def _ensemble() -> ModelConfig:
         ),
         EnsembleStep(
             wire.EXECUTOR,
-            {inner: between[outer] for outer, inner in wire.PREPROCESSING_TO_EXECUTOR.items()}
+            {inner: between[outer] for outer, inner in links.items()}
             | {inner: outer for outer, inner in wire.TEXT_TO_EXECUTOR.items()},
             {name: f"_{name}" for name in wire.EXECUTOR_TO_POSTPROCESSING}
             | {t.name: t.name for t in wire.TEXT_OUTPUTS if t.name != wire.TEXT_OUTPUT},

@@ -125,9 +125,9 @@ def _ask(
             client.async_stream_infer(
                 model, tensors, outputs=outputs, request_id=request_id, enable_empty_final_response=True
             )
-        except InferenceServerException as error:
+        except InferenceServerException as broken:
             # The stream broke before the request was sent; why, the receiving side has been told.
-            raise _explain(arrived.get()[1] or error, url, timeout_s) from None
+            raise _explain(arrived.get()[1] or broken, url, timeout_s) from None
         while True:
             result, error = arrived.get()
             if error is not None or result is None:

@@ -41,8 +41,10 @@ class Installation:
         shutil.copy2(stub, backends / "python" / STUB)
         return [f"--backend-directory={backends}"]
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, room: Path) -> dict[str, str]:
         """Return this process's environment with what the server and its Python stubs need.
+
+        SITS_TRT_ROOM is a folder of the server's own, which is deleted after its end.
 
         The stub's interpreter takes its identity from the first python3 on PATH: with the folder of ours in front
         it finds our virtual environment, .pth files of editable installs included. SITS_TRT_SITE names our site
@@ -51,6 +53,7 @@ class Installation:
         environment = dict(os.environ)
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sites = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+        environment["SITS_TRT_ROOM"] = str(room)
         environment["SITS_TRT_SITE"] = os.pathsep.join(sites)
         if self.bundle is not None:
             # Ours first: the bundle carries a libpython of its own, which would shadow the stub's.

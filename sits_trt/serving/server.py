@@ -140,7 +140,7 @@ class TritonServer:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=self._installation.environment(),
+                    env=self._installation.environment(Path(self._room.name)),
                     process_group=0,
                 )
         except OSError as error:
@@ -223,9 +223,14 @@ def _loaded(log: str) -> set[str]:
 
 def failure_reason(log: str) -> str:
     """Return the cause that a server's log gives for ending at its start, on one line; empty when it gives none."""
-    found = re.search(r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?P<why>[^\n]+)", log)
-    if found:
-        why = found["why"].split("\\n")[0].strip().rstrip('"')
-        return f"model '{found['model']}': {why}"
+    for pattern in (
+        r"failed to load '(?P<model>[^']+)' version \d+: [\w ]+: (?P<why>[^\n]+)",
+        r"Poll failed for model directory '(?P<model>[^']+)': (?P<why>[^\n]+)",
+    ):
+        found = re.search(pattern, log)
+        if found:
+            # A traceback follows behind an escaped line break.
+            why = found["why"].split("\\n")[0].strip().rstrip('"')
+            return f"model '{found['model']}': {why}"
     errors = re.findall(r"^(?:E\d{4} \S+ \d+ \S+ \"?|error: )(.+?)\"?$", log, flags=re.MULTILINE)
     return errors[-1].strip() if errors else ""

@@ -79,15 +79,21 @@ class Metrics:
 
     Histograms are sets of counters with the names and `le` labels that Prometheus gives its own: Triton's histogram
     takes one value a call, and a call crosses processes, which is too much for every token.
+
+    Counters start at 0 from the statistics `since`.
     """
 
-    def __init__(self, family: Callable[[str, str, bool], Any], labels: dict[str, str]) -> None:
+    def __init__(
+        self, family: Callable[[str, str, bool], Any], labels: dict[str, str], since: ExecutorStats
+    ) -> None:  # fmt: skip
         self._make_family = family
         self._labels = labels
         # A family that is no longer referenced disappears from the endpoint.
         self._families: dict[str, Any] = {}
         self._series: dict[tuple[str, Any], Any] = {}
-        self._published: dict[tuple[str, Any], float] = {}
+        self._published: dict[tuple[str, Any], float] = {
+            (s.family, s.label): s.value if s.is_counter else 0.0 for s in samples(since)
+        }
 
     def publish(self, stats: ExecutorStats) -> None:
         """Bring every series to what `stats` says; only those that changed cost a call."""
@@ -108,4 +114,3 @@ class Metrics:
             self._families[sample.family] = made
         key = (sample.family, sample.label)
         self._series[key] = self._families[sample.family].Metric(labels=self._labels | dict(sample.label))
-        self._published[key] = 0.0

@@ -69,8 +69,12 @@ def parameters_of(request: Any) -> dict[str, Any]:
     return found
 
 
-def response(tensors: Mapping[str, NDArray[Any]]) -> Any:
-    return pb.InferenceResponse([pb.Tensor(name, array) for name, array in tensors.items()])
+def tensors(arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
+    return [pb.Tensor(name, array) for name, array in arrays.items()]
+
+
+def response(arrays: Mapping[str, NDArray[Any]]) -> Any:
+    return pb.InferenceResponse(tensors(arrays))
 
 
 def failure(message: str, code: str) -> Any:
@@ -84,8 +88,8 @@ class TritonSink:
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
 
-    def send(self, tensors: Mapping[str, NDArray[Any]], final: bool) -> None:
-        self._sender.send(response(tensors), flags=FINAL if final else 0)
+    def send(self, arrays: Mapping[str, NDArray[Any]], final: bool) -> None:
+        self._sender.send(response(arrays), flags=FINAL if final else 0)
 
     def fail(self, message: str, code: str) -> None:
         self._sender.send(failure(message, code), flags=FINAL)

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 from sits_trt.runtime.executor import Handle
 from sits_trt.runtime.request import TokenEvent
+from sits_trt.serving.bodies.acknowledgement import Tickets
 from sits_trt.serving.bodies.reply import Reply
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,9 @@ class Outbox:
     `cancel_check_s` is how often callers are looked at.
     """
 
-    def __init__(self, cancel_check_s: float) -> None:
+    def __init__(self, cancel_check_s: float, tickets: Tickets) -> None:
         self._cancel_check_s = cancel_check_s
+        self._tickets = tickets
         self._ready: SimpleQueue[Reply | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._open: dict[Reply, Handle] = {}
@@ -75,6 +77,8 @@ class Outbox:
             if reply.done:
                 with self._lock:
                     self._open.pop(reply, None)
+                if reply.track is not None:
+                    self._tickets.close(reply.track)
 
     def _handle(self, reply: Reply) -> Handle:
         with self._lock:
@@ -87,3 +91,6 @@ class Outbox:
             for reply, handle in replies:
                 if not reply.done and reply.sink.is_cancelled():
                     handle.cancel()
+            tracked = {reply.track: handle for reply, handle in replies if reply.track is not None}
+            for track in self._tickets.gone(list(tracked)):
+                tracked[track].cancel()

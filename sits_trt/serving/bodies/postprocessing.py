@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sits_trt.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sits_trt.errors import RequestError
+from sits_trt.serving.bodies.acknowledgement import TicketTable, table_path
 from sits_trt.serving.bodies.model import Settings, arrays_of, failure, response
 from sits_trt.serving.bodies.tensors import Arrays, strings
 
@@ -22,16 +23,25 @@ class TritonPythonModel:
         settings = Settings(args)
         self._tokenizer = load_tokenizer(settings.path("tokenizer_dir"))
         self._skip_special_tokens = settings.flag("skip_special_tokens")
+        self._tickets: TicketTable | None = None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         responses = []
         for request in requests:
+            arrays = arrays_of(request)
             try:
-                output = postprocess(arrays_of(request), self._tokenizer, self._skip_special_tokens)
+                output = postprocess(arrays, self._tokenizer, self._skip_special_tokens)
                 responses.append(response({"OUTPUT": output}))
             except RequestError as error:
                 responses.append(failure(str(error), "INVALID_ARG"))
+            if "TICKET" in arrays:
+                self._acknowledge(*arrays["TICKET"].reshape(-1).tolist())
         return responses
+
+    def _acknowledge(self, slot: int, number: int) -> None:
+        if self._tickets is None:
+            self._tickets = TicketTable(table_path())
+        self._tickets.acknowledge(slot, number)
 
 
 def postprocess(arrays: Arrays, tokenizer: Tokenizer, skip_special_tokens: bool) -> NDArray[Any]:

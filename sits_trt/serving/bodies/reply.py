@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sits_trt.runtime.request import FinishReason, TokenEvent, join_events
+from sits_trt.serving.bodies.acknowledgement import Track
 from sits_trt.serving.bodies.request import Asked
 from sits_trt.serving.bodies.tensors import strings
 
@@ -17,7 +18,7 @@ from sits_trt.serving.bodies.tensors import strings
 class Sink(Protocol):
     """Where responses go: a Triton response sender. Nothing is sent after a `final` one."""
 
-    def send(self, tensors: Mapping[str, NDArray[Any]], final: bool) -> None: ...
+    def send(self, arrays: Mapping[str, NDArray[Any]], final: bool) -> None: ...
 
     def fail(self, message: str, code: str) -> None: ...
 
@@ -30,10 +31,14 @@ class Reply:
     `push` is called by the executor's thread and never blocks; `flush` by the one thread that sends. A streamed
     answer is sent as it comes, several tokens in one response when the sender is behind; any other in one piece.
     The last response carries Triton's final flag and a finish_reason; an error is a response of its own and final.
+    With a `track` each response has a ticket.
     """
 
-    def __init__(self, asked: Asked, wanted: Collection[str], sink: Sink, prompt_text: str) -> None:
+    def __init__(
+        self, asked: Asked, wanted: Collection[str], sink: Sink, prompt_text: str, track: Track | None
+    ) -> None:  # fmt: skip
         self.sink = sink
+        self.track = track
         self.done = False
         self._asked = asked
         self._wanted = frozenset(wanted)
@@ -91,6 +96,8 @@ class Reply:
             made["first_scheduled_time_ns"] = _time(times.first_scheduled_ns)
             made["first_token_time_ns"] = _time(times.first_token_ns)
             made["last_token_time_ns"] = _time(times.last_token_ns)
+        if self.track is not None:
+            made["ticket"] = np.array([self.track.ticket()], dtype=np.int64)
         return {name: array for name, array in made.items() if name in self._wanted}
 
 

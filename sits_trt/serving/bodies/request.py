@@ -47,6 +47,7 @@ class Asked:
     timings: bool
     input_count: bool
     output_count: bool
+    acknowledged: bool
 
 
 def read_request(
@@ -77,6 +78,7 @@ def read_request(
         timings=bool(one(arrays, "return_perf_metrics")),
         input_count=bool(one(arrays, "return_num_input_tokens")),
         output_count=bool(one(arrays, "return_num_output_tokens")),
+        acknowledged=bool(one(arrays, "acknowledged")),
     )
 
 

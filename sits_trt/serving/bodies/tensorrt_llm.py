@@ -14,13 +14,26 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import triton_python_backend_utils as pb
+
+from sits_trt import wire
 from sits_trt.checkpoint.tokenizer import Tokenizer
 from sits_trt.errors import EngineDead, RequestError
 from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.load import load_executor
-from sits_trt.runtime.request import FinishReason
+from sits_trt.runtime.request import FinishReason, Request, SamplingParams
+from sits_trt.serving.bodies.acknowledgement import Tickets, TicketTable, table_path
 from sits_trt.serving.bodies.metrics import Metrics
-from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, metric_family, parameters_of, pick
+from sits_trt.serving.bodies.model import (
+    Settings,
+    TritonSink,
+    arrays_of,
+    int32,
+    metric_family,
+    parameters_of,
+    pick,
+    tensors,
+)
 from sits_trt.serving.bodies.outbox import Outbox
 from sits_trt.serving.bodies.reply import Reply
 from sits_trt.serving.bodies.request import Defaults, read_request
@@ -41,8 +54,12 @@ class TritonPythonModel:
         self._executor = _load(settings, int(policy.get("max_queue_size", 0)), timeout_ms)
         assert isinstance(self._executor.tokenizer, Tokenizer), "load_executor gives every executor a tokenizer"
         self._tokenizer = self._executor.tokenizer
-        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000)
-        self._metrics = Metrics(metric_family, {"model": settings.model, "version": settings.version})
+        self._tickets = Tickets(TicketTable(table_path(), create=True), _work_off_postprocessing)
+        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000, self._tickets)
+        self._executor.start()
+        _warm_up(self._executor)
+        labels = {"model": settings.model, "version": settings.version}
+        self._metrics = Metrics(metric_family, labels, since=self._executor.stats())
         self._metrics.publish(self._executor.stats())
         self._closing = threading.Event()
         self._publisher = threading.Thread(
@@ -51,7 +68,6 @@ class TritonPythonModel:
             name="sits-stats",
             daemon=True,
         )
-        self._executor.start()
         self._outbox.start()
         self._publisher.start()
         logger.info("serving with the %s", self._executor.description)
@@ -82,11 +98,14 @@ class TritonPythonModel:
         )
         asked.request.validate(self._executor.vocab_size, self._executor.max_seq_tokens)
         echoed = self._tokenizer.decode(asked.request.prompt_ids) if asked.echo else ""
-        reply = Reply(asked, request.requested_output_names(), sink, echoed)
+        track = self._tickets.open() if asked.streaming and asked.acknowledged else None
+        reply = Reply(asked, request.requested_output_names(), sink, echoed, track)
         try:
             self._outbox.open(reply, functools.partial(self._executor.submit, asked.request))
         except RequestError as error:
             # A sound request that is refused found no room.
+            if track is not None:
+                self._tickets.close(track)
             sink.fail(str(error), "UNAVAILABLE")
 
     def _publish(self, period_s: float) -> None:
@@ -103,6 +122,7 @@ class TritonPythonModel:
         self._publisher.join()
         self._executor.shutdown()
         self._outbox.close()
+        table_path().unlink(missing_ok=True)
 
 
 def _load(settings: Settings, max_queue_size: int, queue_timeout_ms: int) -> Executor:
@@ -116,3 +136,19 @@ def _load(settings: Settings, max_queue_size: int, queue_timeout_ms: int) -> Exe
         max_tiles=int(settings.number("max_tiles")) if has_bound else None,
         runner=settings.text("runner"),
     )
+
+
+def _warm_up(executor: Executor) -> None:
+    """Run one step, so that the first request does not wait for what a runner sets up at its first step."""
+    for event in executor.stream(Request("warm-up", (0,), SamplingParams(max_tokens=1))):
+        if event.error:
+            raise EngineDead(event.error)
+
+
+def _work_off_postprocessing() -> bool:
+    """Wait until postprocessing has done what it was given before; False when it cannot be asked."""
+    inputs = {"TOKENS_BATCH": int32(0).reshape(1, 1, 1), "SEQUENCE_LENGTH": int32(0)}
+    call = pb.InferenceRequest(
+        model_name=wire.POSTPROCESSING, inputs=tensors(inputs), requested_output_names=["OUTPUT"]
+    )  # fmt: skip
+    return not call.exec().has_error()

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb
 from numpy.typing import NDArray
 
 from sits_trt import wire
-from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, parameters_of
+from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, parameters_of, tensors
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class TritonPythonModel:
             parameters = {k: v for k, v in parameters_of(request).items() if k != "id"}
             call = pb.InferenceRequest(
                 model_name=self._executor_model,
-                inputs=_tensors(inputs),
+                inputs=tensors(inputs),
                 requested_output_names=[_inner_name(name) for name in wanted] + ["finish_reason"],
                 request_id=inner_id,
                 parameters=parameters,
@@ -80,7 +80,7 @@ class TritonPythonModel:
         inputs = {inner: arrays[outer] for outer, inner in wire.TEXT_TO_PREPROCESSING.items() if outer in arrays}
         answer = pb.InferenceRequest(
             model_name=wire.PREPROCESSING,
-            inputs=_tensors(inputs),
+            inputs=tensors(inputs),
             requested_output_names=list(wire.PREPROCESSING_TO_EXECUTOR),
         ).exec()
         return _outputs(answer)
@@ -95,19 +95,22 @@ class TritonPythonModel:
 
     def _watch(self) -> None:
         """Cancel the executor's part of every request whose client has gone."""
+        stopped: set[str] = set()
         while not self._closing.wait(CANCEL_CHECK_S):
             with self._lock:
-                open_requests = list(self._open.items())
-            for inner_id, sink in open_requests:
-                if sink.is_cancelled():
+                open_requests = dict(self._open)
+            stopped &= open_requests.keys()
+            for inner_id in open_requests.keys() - stopped:
+                if open_requests[inner_id].is_cancelled():
                     self._stop(inner_id)
+                    stopped.add(inner_id)
 
     def _stop(self, inner_id: str) -> None:
         one = np.ones((1, 1), dtype=np.int32)
         inputs = {"input_lengths": one, "request_output_len": one, "stop": np.array([[True]])}
         call = pb.InferenceRequest(
             model_name=self._executor_model,
-            inputs=_tensors(inputs),
+            inputs=tensors(inputs),
             requested_output_names=["finish_reason"],
             request_id=inner_id,
         )
@@ -129,10 +132,6 @@ class _Refused(Exception):
 
 def _inner_name(name: str) -> str:
     return "output_text" if name == wire.TEXT_OUTPUT else name
-
-
-def _tensors(arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
-    return [pb.Tensor(name, array) for name, array in arrays.items()]
 
 
 def _outputs(answer: Any) -> dict[str, NDArray[Any]]:
