@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sits_plugins.tensorrt_flavours import FLAVOURS
 from sits_plugins.tensorrt_registry import plugin_digests
 
@@ -17,9 +15,11 @@ def check_engine(manifest: Manifest, sm: int | None) -> None:
     """Raise ArtifactMismatch, naming both sides, unless the engine of `manifest` can be loaded here.
 
     `sm` is the GPU that shall run it (80, 89, ...), None when there is none in view: then only versions and plugins
-    are compared. Engines of backends without an engine file run anywhere that their checkpoint does.
+    are compared, the plugins that the engine calls. The eager backend runs wherever torch does.
     """
     backend = manifest.details["backend"]
+    if backend == "eager":
+        return
     if sm is not None and manifest.sm is not None and sm != manifest.sm:
         raise ArtifactMismatch("GPU architecture of the engine", f"SM {sm}", f"SM {manifest.sm}", _REBUILD)
     if backend not in FLAVOURS:
@@ -31,10 +31,8 @@ def check_engine(manifest: Manifest, sm: int | None) -> None:
         raise ArtifactMismatch(f"{backend} version of the engine", "(not installed)", built_with, way_out)
     if installed != built_with:
         raise ArtifactMismatch(f"{backend} version of the engine", installed, built_with, _REBUILD)
-    _check_plugins(dict(manifest.plugins))
-
-
-def _check_plugins(found: dict[str, Any]) -> None:
-    for name, digest in plugin_digests().items():
-        if found.get(name) != digest:
-            raise ArtifactMismatch(f"plugin {name} of the engine", digest, found.get(name, "none"), _REBUILD)
+    ours = plugin_digests()
+    for name in manifest.details["tensorrt"].get("plugin_layers", ours):
+        needed, found = ours.get(name, "none"), manifest.plugins.get(name, "none")
+        if needed != found or found == "none":
+            raise ArtifactMismatch(f"plugin {name} of the engine", needed, found, _REBUILD)

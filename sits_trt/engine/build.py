@@ -45,6 +45,10 @@ def build_engine(
         kernels=os.path.relpath(kernels_dir.resolve(), out_dir.resolve()) if kernels_dir else "",
     ).to_dict()
     match section.backend:
+        case "cuda" if sku.sm is None:
+            raise EngineBuildError(
+                f"backend 'cuda' runs on GPUs and SKU '{sku.name}' has none; set engine.backend=eager"
+            )
         case "eager" | "cuda":
             progress(1, 1, f"the {section.backend} backend runs the checkpoint")
             return details

@@ -15,9 +15,9 @@ from tests.support.engines import LIMITS, build, sku_of
 from tests.support.tiny import tiny_spec
 
 
-@pytest.mark.parametrize("backend", ["eager", "cuda"])
-def test_backends_that_run_the_checkpoint_need_only_a_manifest(backend: str, tmp_path: Path) -> None:
-    found = build(None, tiny_spec(), tmp_path, None, backend=backend)
+@pytest.mark.parametrize(("backend", "sm"), [("eager", None), ("eager", 80), ("cuda", 90)])
+def test_backends_that_run_the_checkpoint_need_only_a_manifest(backend: str, sm: int | None, tmp_path: Path) -> None:
+    found = build(None, tiny_spec(), tmp_path, sm, backend=backend)
     details = EngineDetails.from_dict(found)
     assert (details.backend, details.model, details.limits) == (backend, tiny_spec(), LIMITS)
     assert (details.checkpoint, details.engine_file) == ("checkpoint", "")
@@ -38,8 +38,9 @@ def test_sm_90_is_refused_by_tensorrt_rtx_with_the_way_out(tmp_path: Path) -> No
     )
 
 
-def test_a_target_without_a_gpu_is_refused_by_tensorrt(tmp_path: Path) -> None:
-    refused(tmp_path, "SKU 'test-smNone' has none; set engine.backend=eager", None)
+@pytest.mark.parametrize("backend", ["tensorrt-rtx", "tensorrt", "cuda"])
+def test_a_target_without_a_gpu_is_refused_by_backends_that_need_one(backend: str, tmp_path: Path) -> None:
+    refused(tmp_path, "SKU 'test-smNone' has none; set engine.backend=eager", None, backend)
 
 
 def test_tensorrt_builds_only_on_the_gpu_that_it_builds_for(tmp_path: Path) -> None:

@@ -37,6 +37,29 @@ def test_a_fitting_engine_opens(tmp_path: Path) -> None:
     assert open_engine(tmp_path / "engine", sm=None).manifest.sm == 80
 
 
+def test_only_plugins_that_the_engine_calls_are_compared(tmp_path: Path) -> None:
+    directory = dummy_engine(tmp_path / "engine", tiny_spec())
+
+    def without_linear(data: dict[str, Any]) -> None:
+        del data["details"]["tensorrt"]["plugin_layers"]["SitsW4A16Linear"]
+        data["plugins"]["SitsW4A16Linear"] = "1:of another program"
+
+    edit(directory, without_linear)
+    assert open_engine(directory, sm=80).manifest.sm == 80
+
+
+def test_eager_engines_open_anywhere_and_cuda_ones_on_their_gpu(tmp_path: Path) -> None:
+    for backend in ("eager", "cuda"):
+        edit(
+            dummy_engine(tmp_path / backend, tiny_spec()),
+            lambda data, backend=backend: data["details"].update(backend=backend, engine_file=""),
+        )
+    assert open_engine(tmp_path / "eager", sm=90).engine_file is None
+    assert open_engine(tmp_path / "cuda", sm=80).engine_file is None
+    with pytest.raises(ArtifactMismatch, match="needs SM 90, the artifact has SM 80"):
+        open_engine(tmp_path / "cuda", sm=90)
+
+
 REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "version": (
         lambda data: data["details"]["tensorrt"].update(version="0.9.1"),
@@ -49,6 +72,10 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "the artifact has 1:0123; build it again",
     ),
     "no plugin": (lambda data: data["plugins"].pop("SitsW4A16Linear"), "SitsW4A16Linear.* has none; build it again"),
+    "unknown plugin": (
+        lambda data: data["details"]["tensorrt"]["plugin_layers"].update(SitsNew=1),
+        "plugin SitsNew of the engine: .* needs none, the artifact has none; build it again",
+    ),
     "schema": (lambda data: data.update(schema_version=0), "needs 1, the artifact has 0; build it again"),
     "kind": (lambda data: data.update(kind="graph"), "needs engine, the artifact has graph"),
     "no version": (lambda data: data["details"].pop("tensorrt"), "the artifact has unknown; build it again"),
