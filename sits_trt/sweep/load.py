@@ -13,16 +13,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
-import numpy as np
 import tritonclient.grpc.aio as triton_aio
-from tritonclient.grpc import InferInput, InferResult
+from tritonclient.grpc import InferRequestedOutput
 
 from sits_trt import wire
 from sits_trt.errors import SitsError
+from sits_trt.runtime.request import FinishReason
+from sits_trt.serving.client import text_inputs
 from sits_trt.sweep.trace import RequestTrace, StreamEvent
 from sits_trt.sweep.workload import Load, arrival_offsets_s
 
-TOKEN_COUNT = "num_output_tokens"  # noqa: S105  a tensor's name
+OUTPUTS = (wire.TEXT_OUTPUT, "num_output_tokens", "finish_reason")
+UNFINISHED = "the stream ended without a finish_reason"
 LEVEL_OVER = "not complete when the time of the level was over"
 
 
@@ -143,16 +145,34 @@ async def _ask(
         trace.ended_ns, trace.error = sent_ns, too_late
         return trace
 
-    async def only_request() -> AsyncIterator[dict]:
-        yield {"model_name": wire.ENSEMBLE, "inputs": _inputs(prompt, limits.output_tokens), "request_id": request_id}
+    # Greedy, exactly so many tokens, streamed, with the number of tokens in each message.
+    asked = {
+        "text_input": prompt,
+        "max_tokens": limits.output_tokens,
+        "min_tokens": limits.output_tokens,
+        "stream": True,
+        "return_num_output_tokens": True,
+    }
+    request = {
+        "model_name": wire.ENSEMBLE,
+        "inputs": text_inputs(asked),
+        "outputs": [InferRequestedOutput(name) for name in OUTPUTS],
+        "request_id": request_id,
+    }
 
+    async def only_request() -> AsyncIterator[dict]:
+        yield request
+
+    trace.error = UNFINISHED
     stream = client.stream_infer(only_request(), stream_timeout=timeout_s)
     try:
         async for result, error in stream:
             if error is not None:
                 trace.error = _sentence(error.message())
                 break
-            trace.events.append(StreamEvent(time.perf_counter_ns(), _tokens(result)))
+            trace.events.append(StreamEvent(time.perf_counter_ns(), int(result.as_numpy("num_output_tokens").sum())))
+            if reason := result.as_numpy("finish_reason").item().decode():
+                trace.error = "" if reason in (FinishReason.STOP, FinishReason.LENGTH) else f"the answer was {reason}"
     except grpc.aio.AioRpcError as error:
         late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         trace.error = too_late if late else _sentence(error.details() or str(error.code()))
@@ -160,29 +180,6 @@ async def _ask(
         stream.cancel()
     trace.ended_ns = time.perf_counter_ns()
     return trace
-
-
-def _inputs(prompt: str, output_tokens: int) -> list[InferInput]:
-    """Greedy, exactly `output_tokens` long, streamed, with the number of tokens in each message."""
-    values = {
-        "text_input": np.array([prompt.encode()], dtype=np.object_),
-        "max_tokens": np.array([output_tokens], dtype=np.int32),
-        "min_tokens": np.array([output_tokens], dtype=np.int32),
-        "stream": np.array([True]),
-        "return_num_output_tokens": np.array([True]),
-    }
-    types = {"O": "BYTES", "i": "INT32", "b": "BOOL"}
-    inputs = []
-    for name, value in values.items():
-        tensor = InferInput(name, [1, 1], types[value.dtype.kind])
-        tensor.set_data_from_numpy(value[None])
-        inputs.append(tensor)
-    return inputs
-
-
-def _tokens(result: InferResult) -> int:
-    counts = result.as_numpy(TOKEN_COUNT)
-    return 0 if counts is None else int(counts.sum())
 
 
 def _sentence(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from pathlib import Path
 
 from tritonclient.grpc import InferenceServerClient
 
-from sits_trt.artifacts import BuildDirectory
 from sits_trt.errors import ServerError
+from sits_trt.recipe.schema import ServingSection
+from sits_trt.serving import serve as serving
 from sits_trt.serving.server import TritonServer
 
 LOG_NAME = "sweep-server.log"
@@ -28,18 +30,24 @@ class Served:
     def check(self) -> None:
         """Raise ServerError when the server has ended."""
         if not self.server.running:
-            raise ServerError(f"Triton Server ended while it was measured; its log is {self.server.log_path}")
+            what = self.server.failure or "Triton Server ended while it was measured"
+            raise ServerError(f"{what}; its log is {self.server.log_path}")
 
 
 @contextmanager
-def serve(build: Path, start_timeout_s: float) -> Iterator[Served]:
+def serve(build: Path, start_timeout_s: int) -> Iterator[Served]:
     """Serve a build on free ports of the loopback interface and stop the server when the block ends.
 
     Raises ServerError when it does not get ready in time; its output is in the build's directory.
     """
-    log_path = build / LOG_NAME
-    with TritonServer(BuildDirectory(build).repository, log_path, "127.0.0.1", 0, 0, 0) as server:
-        server.start(start_timeout_s)
+    section = ServingSection(http_port=0, grpc_port=0, metrics_port=0, start_timeout_s=start_timeout_s)
+    with serving.serve(build, section, log_path=build / LOG_NAME) as server:
         with InferenceServerClient(server.endpoints.grpc) as client:
             version = client.get_server_metadata().version
-        yield Served(server.endpoints.grpc, "", version, server)
+        yield Served(server.endpoints.grpc, _runner(server.log_path), version, server)
+
+
+def _runner(log: Path) -> str:
+    """Return the runner and its reason as the executor's model writes them when it is ready."""
+    found = re.search(r"serving with the (.+)", log.read_text(encoding="utf-8", errors="replace"))
+    return found[1].strip() if found else ""

@@ -18,6 +18,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Each prompt is a JSON list of steps: [at_ms, tokens], [at_ms, "error text"] or [at_ms, "abort"].
 
+    The last step is sent with finish_reason 'length', or with the one that it has as a third value.
+
     `seen` holds the inputs of every request by name, `most_at_once` the highest number of streams open together.
     """
 
@@ -41,7 +43,7 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _play(self, script: list, context: grpc.ServicerContext) -> Iterator:
         began = time.monotonic()
-        for at_ms, what in script:
+        for number, (at_ms, what, *reason) in enumerate(script, 1):
             time.sleep(max(0.0, began + at_ms / 1000 - time.monotonic()))
             if what == "abort":
                 context.abort(grpc.StatusCode.UNAVAILABLE, "server went away")
@@ -49,10 +51,14 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             if isinstance(what, str):
                 answer.error_message = what
             else:
-                count = answer.infer_response.outputs.add(name="num_output_tokens", datatype="INT32", shape=[1])
-                assert count.name
-                answer.infer_response.raw_output_contents.append(struct.pack("<i", what))
+                finish = reason[0] if reason else "length" if number == len(script) else ""
+                self._add(answer, "num_output_tokens", "INT32", struct.pack("<i", what))
+                self._add(answer, "finish_reason", "BYTES", struct.pack("<i", len(finish)) + finish.encode())
             yield answer
+
+    def _add(self, answer: Any, name: str, datatype: str, content: bytes) -> None:
+        answer.infer_response.outputs.add(name=name, datatype=datatype, shape=[1, 1])
+        answer.infer_response.raw_output_contents.append(content)
 
 
 @contextmanager

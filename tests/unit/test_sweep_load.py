@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from sits_trt.errors import SitsError
-from sits_trt.sweep.load import LEVEL_OVER, Limits, run_level
+from sits_trt.sweep.load import LEVEL_OVER, UNFINISHED, Limits, run_level
 from sits_trt.sweep.metrics import level_metrics, request_figures
 from sits_trt.sweep.workload import Load
 from tests.support.stream_server import scripted_server
@@ -41,6 +41,13 @@ def test_b48_only_generated_tokens_count() -> None:
     metrics = level_metrics(level.traces, 2000, 200)
     assert (metrics.completed, metrics.empty, metrics.failed, metrics.output_tokens) == (1, 1, 2, 4)
     assert len(server.seen) == 4
+
+
+def test_an_answer_that_was_cut_short_is_a_failure() -> None:
+    scripts = [[[1, 1], [2, 1, "cancelled"]], [[1, 1, ""]], [[1, 1, "stop"]]]
+    with scripted_server() as (address, _):
+        level = run_level(address, Load(concurrency=3), [json.dumps(s) for s in scripts], LIMITS, seed=0)
+    assert [trace.error for trace in level.traces] == ["the answer was cancelled", UNFINISHED, ""]
 
 
 def test_requests_ask_for_greedy_text_of_fixed_length_and_token_counts() -> None:
