@@ -2,3 +2,4 @@
 
 from sits_trt.models.decoder import Decoder as Decoder
 from sits_trt.models.decoder import build_decoder as build_decoder
+from sits_trt.models.decoder import build_layer as build_layer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,11 @@ from sits_trt.ops.attention import tiled_attention, tiled_attention_functional
 from sits_trt.ops.rope import rope_table
 from sits_trt.ops.scale_recover import scale_recover
 from sits_trt.spec import ModelSpec, WeightFormat
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu_tanh": partial(nn.functional.gelu, approximate="tanh"),
+}
 
 
 class RmsNorm(nn.Module):
@@ -49,6 +55,12 @@ class _Tensors:
         found = self.tensors[name]
         return found.to(self.dtype) if found.is_floating_point() else found
 
+    def norm(self, name: str, spec: ModelSpec) -> RmsNorm:
+        weight = self.take(name)
+        return RmsNorm(
+            (spec.norm_offset + weight.float()).to(weight.dtype) if spec.norm_offset else weight, spec.norm_eps
+        )
+
     def linear(self, name: str) -> DenseLinear | W4A16Linear:
         bias = self.optional(f"{name}.bias")
         if name not in self.formats:
@@ -80,15 +92,18 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.spec, self.index = spec, index
         prefix = f"model.layers.{index}"
-        self.input_norm = RmsNorm(tensors.take(f"{prefix}.input_layernorm.weight"), spec.norm_eps)
-        self.post_norm = RmsNorm(tensors.take(f"{prefix}.post_attention_layernorm.weight"), spec.norm_eps)
+        self.input_norm = tensors.norm(f"{prefix}.input_layernorm.weight", spec)
+        self.post_norm = tensors.norm(f"{prefix}.post_attention_layernorm.weight", spec)
+        if spec.post_norms:
+            self.attention_output_norm = tensors.norm(f"{prefix}.attention_output_layernorm.weight", spec)
+            self.mlp_output_norm = tensors.norm(f"{prefix}.mlp_output_layernorm.weight", spec)
         self.qkv = fuse([tensors.linear(f"{prefix}.self_attn.{part}_proj") for part in ("q", "k", "v")])
         self.o = tensors.linear(f"{prefix}.self_attn.o_proj")
         self.gate_up = fuse([tensors.linear(f"{prefix}.mlp.{part}_proj") for part in ("gate", "up")])
         self.down = tensors.linear(f"{prefix}.mlp.down_proj")
         if spec.qk_norm:
-            self.q_norm = RmsNorm(tensors.take(f"{prefix}.self_attn.q_norm.weight"), spec.norm_eps)
-            self.k_norm = RmsNorm(tensors.take(f"{prefix}.self_attn.k_norm.weight"), spec.norm_eps)
+            self.q_norm = tensors.norm(f"{prefix}.self_attn.q_norm.weight", spec)
+            self.k_norm = tensors.norm(f"{prefix}.self_attn.k_norm.weight", spec)
         self.register_buffer("recover", tensors.optional(f"{prefix}.scale_recover"))
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
@@ -96,21 +111,32 @@ class DecoderLayer(nn.Module):
         q, k, v = heads.split((self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads), dim=1)
         return torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1).reshape(qkv.shape)
 
-    def forward(
+    def attended(
         self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor
     ) -> Tensor:
+        """Return the input of `o` [tokens, heads * head_dim] for the residual stream x [tokens, hidden]."""
         qkv = self.qkv(self.input_norm(x))
         if self.spec.qk_norm:
             qkv = self._normed_heads(qkv)
         attention = tiled_attention_functional if torch.compiler.is_exporting() else tiled_attention
-        attended = attention(
+        return attention(
             qkv, kv_pool, tile_table, context_lens, query_starts, table,
             self.index, self.spec.num_heads, self.spec.num_kv_heads,
-            self.spec.layer_windows[self.index], self.spec.head_dim**-0.5,
+            self.spec.layer_windows[self.index], self.spec.softmax_scale,
         )  # fmt: skip
-        x = x + self.o(attended)
+
+    def activated(self, x: Tensor) -> Tensor:
+        """Return the input of `down` [tokens, intermediate] for the residual stream x [tokens, hidden]."""
         gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
-        x = x + self.down(nn.functional.silu(gate) * up)
+        return ACTIVATIONS[self.spec.activation](gate) * up
+
+    def forward(
+        self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor
+    ) -> Tensor:
+        out = self.o(self.attended(x, kv_pool, tile_table, context_lens, query_starts, table))
+        x = x + (self.attention_output_norm(out) if self.spec.post_norms else out)
+        out = self.down(self.activated(x))
+        x = x + (self.mlp_output_norm(out) if self.spec.post_norms else out)
         return x if self.recover is None else scale_recover(x, self.recover)
 
 
@@ -119,16 +145,19 @@ class Decoder(nn.Module):
 
     embedding: Tensor
     rope: Tensor
+    second_rope: Tensor
 
     def __init__(self, spec: ModelSpec, tensors: _Tensors, num_positions: int) -> None:
         super().__init__()
         self.spec = spec
         self.register_buffer("embedding", tensors.take("model.embed_tokens.weight"))
         self.layers = nn.ModuleList(DecoderLayer(spec, index, tensors) for index in range(spec.num_layers))
-        self.norm = RmsNorm(tensors.take("model.norm.weight"), spec.norm_eps)
+        self.norm = tensors.norm("model.norm.weight", spec)
         tied = spec.tie_word_embeddings and "lm_head.weight" not in tensors.tensors and "lm_head" not in tensors.formats
         self.head = DenseLinear(self.embedding, None) if tied else tensors.linear("lm_head")
         self.register_buffer("rope", rope_table(spec.rope, spec.head_dim, num_positions))
+        if spec.second_rope is not None:
+            self.register_buffer("second_rope", rope_table(spec.second_rope, spec.head_dim, num_positions))
 
     def forward(
         self,
@@ -140,9 +169,14 @@ class Decoder(nn.Module):
         logit_indices: Tensor,
     ) -> Tensor:
         x = nn.functional.embedding(input_ids, self.embedding)
-        for layer in self.layers:
-            x = layer(x, kv_pool, tile_table, context_lens, query_starts, self.rope)
-        return self.head(self.norm(x.index_select(0, logit_indices))).float()
+        if self.spec.embedding_scale != 1:
+            x = x * self.spec.embedding_scale
+        for index, layer in enumerate(self.layers):
+            table = self.second_rope if index in self.spec.second_rope_layers else self.rope
+            x = layer(x, kv_pool, tile_table, context_lens, query_starts, table)
+        logits = self.head(self.norm(x.index_select(0, logit_indices))).float()
+        cap = self.spec.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def dequantize_(self, dtype: torch.dtype) -> None:
         """Replace every INT4 layer by its dense equal, in place: the same result, faster without INT4 kernels."""
@@ -168,3 +202,15 @@ def build_decoder(
     decoder = Decoder(spec, source, num_positions or spec.max_positions)
     source.refuse_leftovers()
     return decoder.eval()
+
+
+def build_layer(spec: ModelSpec, index: int, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> DecoderLayer:
+    """Build decoder layer `index` alone from its own canonical, unquantized tensors.
+
+    It is the only layer of its model: its KV pool has one layer. A missing or left-over tensor raises CheckpointError.
+    """
+    own, first = f"model.layers.{index}.", "model.layers.0."
+    source = _Tensors({first + name.removeprefix(own): tensor for name, tensor in tensors.items()}, {}, dtype)
+    layer = DecoderLayer(spec.one_layer(index), 0, source)
+    source.refuse_leftovers()
+    return layer.eval()

@@ -40,7 +40,11 @@ class QuantizationSection(Section):
     scheme: Literal["none", "w4a16"] = "w4a16"
     """'none' keeps every weight in model.dtype."""
     method: Literal["rtn", "awq"] = "awq"
-    """Round to nearest, or activation-aware scale search."""
+    """Round to nearest, or activation-aware scale search. Clip and compensation go with awq only."""
+    clip: bool = True
+    """Search each group's scale and zero point for the smallest activation-weighted error, not its largest weight."""
+    compensation: bool = True
+    """Choose codes so that each makes up for the error of those before it (GPTQ) and of the layers before it."""
     group_size: Literal[32, 64, 128] = 64
     """Inputs that share one scale."""
     symmetric: bool = False

@@ -1,0 +1,83 @@
+"""The apply stage: the searched layers and the rest of the checkpoint as one quantized checkpoint, and its report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, write_quantized
+from sits_trt.checkpoint.expected import linear_shapes
+from sits_trt.checkpoint.texts import read_blocks
+from sits_trt.models import Decoder, build_decoder
+from sits_trt.models.scoring import compare
+from sits_trt.quant.plan import plan_formats
+from sits_trt.quant.search import read_costs, read_layers
+from sits_trt.recipe.schema import QuantizationSection
+from sits_trt.spec import ModelSpec, WeightFormat
+
+Progress = Callable[[int, int, str], None]
+
+REPORT_NAME = "report.json"
+_REPORT_BLOCKS = 4
+"""Blocks of evaluation text in the report: enough to see a broken quantization; a sweep measures properly."""
+
+
+def apply_scales(
+    checkpoint: Checkpoint, scales_dir: Path, section: QuantizationSection, out_dir: Path, progress: Progress
+) -> dict[str, Any]:
+    """Write the quantized checkpoint and report.json to `out_dir`; return the details for the manifest.
+
+    `scales_dir` is the finished search (`search_scales`) of the same checkpoint and section. The report has the
+    error of each layer, bits per weight, and perplexity, KL and agreement against the float model on a few blocks
+    of the evaluation part of the calibration source.
+    """
+    formats = plan_formats(checkpoint.spec, section)
+    num_layers = checkpoint.spec.num_layers
+    progress(0, num_layers, "write the quantized checkpoint")
+    write_quantized(out_dir, checkpoint, _tensors(checkpoint, scales_dir), formats)
+    report = _costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
+    report["evaluation"] = _evaluate(checkpoint, open_checkpoint(out_dir), section, progress)
+    (out_dir / REPORT_NAME).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return {key: report[key] for key in ("bits_per_weight", "evaluation")}
+
+
+def _tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Tensor]]:
+    for name in checkpoint:
+        if not name.startswith("model.layers."):
+            yield name, checkpoint[name]
+    yield from read_layers(scales_dir, checkpoint.spec.num_layers)
+
+
+def _costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str, Any]:
+    """Return sizes: `bits_per_weight` over the decoder layers' linears, and how many weights are quantized."""
+    weights = {name: rows * columns for name, ((rows, columns), _) in linear_shapes(spec).items() if name != "lm_head"}
+    bits = sum(size * (formats[name].bits_per_weight() if name in formats else 16) for name, size in weights.items())
+    return {
+        "bits_per_weight": bits / sum(weights.values()),
+        "quantized_weights": sum(weights[name] for name in formats),
+        "linear_weights": sum(weights.values()),
+    }
+
+
+def _evaluate(
+    checkpoint: Checkpoint, quantized: Checkpoint, section: QuantizationSection, progress: Progress
+) -> dict[str, Any]:
+    calibration = section.calibration
+    tokens = min(calibration.block_tokens, checkpoint.spec.max_positions)
+    tokenizer = load_tokenizer(checkpoint.directory)
+    blocks = read_blocks(calibration.source, tokenizer, _REPORT_BLOCKS, tokens, "evaluation")
+    began = time.monotonic()
+    agreement = compare(_decoder(checkpoint), _decoder(quantized), blocks, progress)
+    return agreement.to_dict() | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def _decoder(checkpoint: Checkpoint) -> Decoder:
+    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
+    decoder.dequantize_(torch.float32)
+    return decoder

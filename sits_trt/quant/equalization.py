@@ -1,0 +1,78 @@
+"""Equalization: scaling a linear layer's input channels, and folding the inverse into what produces them.
+
+AWQ (Lin et al. 2023): input channels with large activations get larger weights, hence a finer grid, and their
+producer is divided by the same factors; the float model computes the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sits_trt.quant.compensation import output_error
+from sits_trt.quant.grid import decode, encode, fit_grid
+
+_RATIOS = torch.linspace(0, 1, 11).tolist()
+_LIMIT = 64.0
+"""Largest factor, and inverse of the smallest: beyond it a folded norm or row would leave the range of float16."""
+
+
+def channel_scales(mean_abs: Tensor, ratio: float) -> Tensor:
+    """Return the AWQ factors [in] of one ratio: mean |activation| ** ratio, centred on one.
+
+    A channel that is never active has no say: it gets the factor of the weakest active one.
+    """
+    active = mean_abs > 0
+    if ratio == 0 or not bool(active.any()):
+        return torch.ones_like(mean_abs)
+    levels = mean_abs.clamp(min=float(mean_abs[active].min())) ** ratio
+    centre = (levels.max() * levels.min()).sqrt()
+    return (levels / centre).clamp(1 / _LIMIT, _LIMIT)
+
+
+def search_channel_scales(
+    weight: Tensor, mean_abs: Tensor, hessian: Tensor, group_size: int, symmetric: bool, clip: bool
+) -> Tensor:
+    """Return the factors [in] with the smallest output error of round-to-nearest.
+
+    weight: float32 [out, in] of all layers that share the input. mean_abs: [in] mean |activation|.
+    hessian: [in, in] sum of x x^T. `clip` rounds with a searched grid, as the layer itself will be.
+    """
+    best, smallest = torch.ones_like(mean_abs), float("inf")
+    for ratio in _RATIOS:
+        factors = channel_scales(mean_abs, ratio)
+        scaled = weight * factors
+        importance = hessian.diagonal() / factors.square() if clip else None
+        grid = fit_grid(scaled, group_size, symmetric, importance)
+        error = output_error(weight - decode(encode(scaled, grid), grid) / factors, hessian)
+        if error < smallest:
+            best, smallest = factors, error
+    return best
+
+
+def fold_norm(weight: Tensor, factors: Tensor, plus_one: bool = False) -> Tensor:
+    """Return a norm's stored weight [size] divided by `factors`, in its own dtype.
+
+    `plus_one` is for norms that multiply by (1 + weight), as Gemma's do.
+    """
+    offset = 1.0 if plus_one else 0.0
+    return ((weight.float() + offset) / factors - offset).to(weight.dtype)
+
+
+def fold_rows(weight: Tensor, factors: Tensor) -> Tensor:
+    """Return a linear layer's weight [out, in], or bias [out], with each output divided by its factor, in float32."""
+    return weight.float() / (factors[:, None] if weight.dim() == 2 else factors)
+
+
+def shared_by_queries(per_kv_channel: Tensor, num_heads: int, head_dim: int) -> Tensor:
+    """Return factors [num_heads * head_dim] of o's input from those of v's output [kv_heads * head_dim].
+
+    In grouped-query attention query head h reads kv head h // (heads per kv head): each head is repeated in a row.
+    """
+    heads = per_kv_channel.reshape(-1, head_dim)
+    return heads.repeat_interleave(num_heads // len(heads), dim=0).reshape(-1)
+
+
+def pooled_by_kv_head(per_query_channel: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Return the mean over the query heads of each kv head: [heads * head_dim] to [kv_heads * head_dim]."""
+    return per_query_channel.reshape(num_kv_heads, -1, head_dim).mean(1).reshape(-1)

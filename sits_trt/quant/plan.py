@@ -1,0 +1,62 @@
+"""Which linear layers become INT4, decided and checked before anything is computed."""
+
+from __future__ import annotations
+
+import re
+
+from sits_trt.checkpoint.expected import linear_shapes
+from sits_trt.errors import QuantizationError, did_you_mean
+from sits_trt.recipe.schema import QuantizationSection
+from sits_trt.spec import ModelSpec, WeightFormat
+
+HEAD = "lm_head"
+"""Always kept: it decides the logits directly, and is the embedding where the two are tied."""
+
+_GROUP_SIZES = (128, 64, 32)
+
+
+def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, WeightFormat]:
+    """Return the format of every linear layer that is to be quantized, by name, in the order of the model.
+
+    Raises QuantizationError when an ignore pattern matches no linear layer, or when the group size does not
+    divide the input width of a layer.
+    """
+    shapes = linear_shapes(spec)
+    ignored = {HEAD}
+    for pattern in section.ignore:
+        ignored |= _matches(pattern, list(shapes))
+    form = WeightFormat(4, section.group_size, section.symmetric)
+    chosen = {name: form for name in shapes if name not in ignored}
+    ragged = {name: shapes[name][0][1] for name in chosen if shapes[name][0][1] % section.group_size}
+    if ragged:
+        raise QuantizationError(_ragged_message(ragged, section.group_size))
+    return chosen
+
+
+def _matches(pattern: str, names: list[str]) -> set[str]:
+    """Return the names that `pattern` means: one name, or with 're:' all that the expression matches as a whole."""
+    if not pattern.startswith("re:"):
+        found = {pattern} & set(names)
+        hint = did_you_mean(pattern, names)
+    else:
+        try:
+            expression = re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise QuantizationError(f"ignore pattern '{pattern}' is no regular expression: {error}") from None
+        found = {name for name in names if expression.fullmatch(name)}
+        partly = [name for name in names if expression.search(name)]
+        hint = f" (it must match the whole name, such as {partly[0]})" if partly else did_you_mean(pattern[3:], names)
+    if not found:
+        raise QuantizationError(
+            f"ignore pattern '{pattern}' matches no linear layer of this model{hint}; correct it or take it out"
+        )
+    return found
+
+
+def _ragged_message(ragged: dict[str, int], group_size: int) -> str:
+    widths = sorted(set(ragged.values()))
+    fitting = [size for size in _GROUP_SIZES if all(width % size == 0 for width in widths)]
+    way_out = f"use group_size {' or '.join(map(str, fitting))}, or ignore them" if fitting else "ignore them"
+    listed = ", ".join(f"{name} ({width})" for name, width in list(ragged.items())[:8])
+    more = f" and {len(ragged) - 8} more" if len(ragged) > 8 else ""
+    return f"group_size {group_size} does not divide the input width of {listed}{more}; {way_out}"

@@ -1,0 +1,128 @@
+"""The search stage: everything that needs calibration text, layer by layer, resumable.
+
+Its result holds each decoder layer as the quantized checkpoint will hold it, codes included: with compensation
+the codes of a layer follow from the text, and the next layer's inputs from the codes, so a search that kept only
+scales would have to be run again to apply them. What is left to `apply_scales` needs no text and no order: to put
+the layers together with the rest of the checkpoint in its format, and to measure the whole.
+
+    layer-00000.safetensors ...   canonical tensors of one layer; metadata: its errors
+    search.json                   what was used: tokens, blocks, errors by layer
+    streams.safetensors           only while the search runs: where the next layer starts
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sits_trt.checkpoint import Checkpoint, load_tokenizer
+from sits_trt.checkpoint.texts import read_blocks
+from sits_trt.errors import QuantizationError
+from sits_trt.quant.layer_search import LayerResult, LayerSearch
+from sits_trt.quant.plan import plan_formats
+from sits_trt.quant.streams import BlockRunner, Streams
+from sits_trt.recipe.schema import QuantizationSection
+
+Progress = Callable[[int, int, str], None]
+
+SEARCH_NAME = "search.json"
+_STREAMS_NAME = "streams.safetensors"
+
+
+def search_scales(
+    checkpoint: Checkpoint, section: QuantizationSection, out_dir: Path, progress: Progress
+) -> dict[str, Any]:
+    """Decide scales, zero points, folds, codes and residual scales of every layer and write them to `out_dir`.
+
+    Memory holds one layer in float32 a few times over, and two residual streams of the calibration text. An
+    `out_dir` left by a killed run of the same recipe is gone on with at the first undecided layer. Returns the
+    details for the manifest. Raises QuantizationError (plan, layer) or CheckpointError (text).
+    """
+    if checkpoint.formats:
+        raise QuantizationError(f"{checkpoint.directory} is already quantized; give the original checkpoint")
+    formats = plan_formats(checkpoint.spec, section)
+    calibration = section.calibration
+    blocks = read_blocks(
+        calibration.source,
+        load_tokenizer(checkpoint.directory),
+        calibration.blocks,
+        min(calibration.block_tokens, checkpoint.spec.max_positions),
+        "calibration",
+    )
+    out_dir.mkdir(parents=True, exist_ok=True)
+    streams = _resume(out_dir) or Streams.start(checkpoint["model.embed_tokens.weight"], blocks)
+    runner = BlockRunner(checkpoint.spec, max(streams.lengths))
+    total = checkpoint.spec.num_layers
+    while streams.layer < total:
+        progress(streams.layer, total, f"layer {streams.layer}: search on {sum(streams.lengths)} tokens")
+        index = streams.layer
+        result = LayerSearch(
+            checkpoint.spec, _layer_tensors(checkpoint, index), formats, section, streams, runner
+        ).run()  # fmt: skip
+        _save_layer(out_dir, index, result)
+        if streams.layer < total:
+            streams.save(out_dir / _STREAMS_NAME)
+    details = {
+        "calibration_blocks": len(blocks),
+        "calibration_tokens": sum(map(len, blocks)),
+        "layers": [_layer_costs(out_dir, index) for index in range(total)],
+    }
+    (out_dir / SEARCH_NAME).write_text(json.dumps(details, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (out_dir / _STREAMS_NAME).unlink(missing_ok=True)
+    progress(total, total, "scales")
+    return {key: details[key] for key in ("calibration_blocks", "calibration_tokens")}
+
+
+def read_layers(scales_dir: Path, num_layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of all layers of a finished search, layer by layer."""
+    for index in range(num_layers):
+        with safe_open(_layer_path(scales_dir, index), "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                yield name, file.get_tensor(name)
+
+
+def read_costs(scales_dir: Path) -> dict[str, Any]:
+    """Return what a finished search found out: `search.json`."""
+    costs: dict[str, Any] = json.loads((scales_dir / SEARCH_NAME).read_text(encoding="utf-8"))
+    return costs
+
+
+def _layer_path(directory: Path, index: int) -> Path:
+    return directory / f"layer-{index:05}.safetensors"
+
+
+def _layer_tensors(checkpoint: Checkpoint, index: int) -> dict[str, Tensor]:
+    prefix = f"model.layers.{index}."
+    return {name: checkpoint[name] for name in checkpoint if name.startswith(prefix)}
+
+
+def _save_layer(directory: Path, index: int, result: LayerResult) -> None:
+    path = _layer_path(directory, index)
+    partial = path.with_suffix(".partial")
+    costs = {"errors": result.errors, "drift": result.drift}
+    save_file(
+        {name: result.tensors[name].contiguous() for name in sorted(result.tensors)},
+        partial,
+        {"costs": json.dumps(costs)},
+    )
+    partial.replace(path)
+
+
+def _layer_costs(directory: Path, index: int) -> dict[str, Any]:
+    with safe_open(_layer_path(directory, index), "pt") as file:
+        costs: dict[str, Any] = json.loads(file.metadata()["costs"])
+        return costs
+
+
+def _resume(directory: Path) -> Streams | None:
+    """Return where a killed run stopped: its streams before the first layer that has no file."""
+    path = directory / _STREAMS_NAME
+    if not path.is_file():
+        return None
+    return Streams.load(path)

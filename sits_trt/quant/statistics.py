@@ -1,0 +1,42 @@
+"""What the codes of one group of layers are chosen by: sums over the calibration text at their common input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sits_trt.errors import QuantizationError
+
+
+class Statistics:
+    """Sums over tokens at the input x [tokens, in] of linear layers, as the quantized model computes it.
+
+    hessian: [in, in], sum of x x^T. wanted: [out or in, in], sum of y x^T with y what the caller wants in place of
+    the output, or of the input. mean_abs: [in]. All float32.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tokens = 0
+
+    def add(self, x: Tensor, y: Tensor) -> None:
+        """Add the tokens of one block. Raises QuantizationError, naming the layer, unless all values are finite."""
+        absolute = x.abs().sum(0)
+        for values, whose in ((absolute, "quantized"), (y, "float")):
+            if not torch.isfinite(values).all():
+                raise QuantizationError(
+                    f"activations at the input of {self.name} are not finite in the {whose} model on the "
+                    "calibration text; check the checkpoint's weights, or ignore the layers before it"
+                )
+        if self.tokens == 0:
+            self.hessian = torch.zeros(x.shape[1], x.shape[1])
+            self.wanted = torch.zeros(y.shape[1], x.shape[1])
+            self.absolute = torch.zeros(x.shape[1])
+        self.hessian.addmm_(x.T, x)
+        self.wanted.addmm_(y.T, x)
+        self.absolute += absolute
+        self.tokens += len(x)
+
+    @property
+    def mean_abs(self) -> Tensor:
+        return self.absolute / self.tokens

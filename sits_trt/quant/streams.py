@@ -1,0 +1,71 @@
+"""The calibration text's residual streams: that of the float model and that of the model quantized so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sits_trt.models.decoder import DecoderLayer
+from sits_trt.ops.rope import rope_table
+from sits_trt.spec import ModelSpec, TileSpec
+
+
+@dataclass
+class Streams:
+    """Residual streams float32 [tokens, hidden], blocks of `lengths` tokens back to back, before layer `layer`."""
+
+    reference: Tensor
+    quantized: Tensor
+    lengths: tuple[int, ...]
+    layer: int = 0
+
+    @classmethod
+    def start(cls, embedding: Tensor, blocks: Sequence[Sequence[int]]) -> Streams:
+        """Embed blocks of token ids; `embedding` is [vocab, hidden]."""
+        ids = torch.tensor([token for block in blocks for token in block])
+        embedded = embedding[ids].float()
+        return cls(embedded, embedded.clone(), tuple(len(block) for block in blocks))
+
+    def rows(self) -> Iterator[slice]:
+        """Yield the rows of each block."""
+        start = 0
+        for length in self.lengths:
+            yield slice(start, start + length)
+            start += length
+
+    def save(self, path: Path) -> None:
+        """Write to `path` in one step: a killed run leaves the file of the layer before."""
+        partial = path.with_suffix(".partial")
+        metadata = {"layer": str(self.layer), "lengths": " ".join(map(str, self.lengths))}
+        save_file({"reference": self.reference, "quantized": self.quantized}, partial, metadata)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Streams:
+        with safe_open(path, "pt") as file:
+            metadata: Mapping[str, str] = file.metadata()
+            lengths = tuple(map(int, metadata["lengths"].split()))
+            return cls(file.get_tensor("reference"), file.get_tensor("quantized"), lengths, int(metadata["layer"]))
+
+
+class BlockRunner:
+    """Runs one layer at a time (`models.build_layer`) over whole blocks, each from an empty cache."""
+
+    def __init__(self, spec: ModelSpec, longest: int) -> None:
+        tile = TileSpec(1, spec.num_kv_heads, spec.head_dim, kv_dtype="float32")
+        tiles = tile.tiles_for(longest)
+        self.rope = rope_table(spec.rope, spec.head_dim, longest)
+        self.pool = torch.zeros(tile.pool_shape(tiles))
+        self.table = torch.arange(tiles, dtype=torch.int32)[None]
+
+    def attended(self, layer: DecoderLayer, x: Tensor) -> Tensor:
+        """Return the input of `o` for the residual stream x [tokens, hidden] of one block."""
+        none_before = torch.zeros(1, dtype=torch.int32)
+        starts = torch.tensor([0, len(x)], dtype=torch.int32)
+        return layer.attended(x, self.pool, self.table, none_before, starts, self.rope)

@@ -1,0 +1,207 @@
+"""Search and application together on a tiny checkpoint: contents, exactness, determinism, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sits_trt.checkpoint import Checkpoint, open_checkpoint
+from sits_trt.errors import QuantizationError
+from sits_trt.models import build_decoder
+from sits_trt.models.scoring import block_logits
+from sits_trt.quant import apply_scales, search, search_scales
+from sits_trt.quant.streams import Streams
+from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
+from tests.support.tiny import write_checkpoint
+
+
+def section(**values: object) -> QuantizationSection:
+    calibration = CalibrationSection(blocks=6, block_tokens=80)
+    return QuantizationSection.model_validate({"group_size": 32, "calibration": calibration, **values})
+
+
+def quiet(done: int, total: int, what: str) -> None:
+    assert 0 <= done <= total, what
+
+
+def quantize(source: Path, recipe: QuantizationSection, root: Path) -> Checkpoint:
+    checkpoint = open_checkpoint(source)
+    search_scales(checkpoint, recipe, root / "scales", quiet)
+    apply_scales(checkpoint, root / "scales", recipe, root / "quantized", quiet)
+    return open_checkpoint(root / "quantized")
+
+
+def decoder_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> object:
+    return build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "source", dtype=torch.float16)
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("compensation", [True, False])
+def test_the_quantized_model_stays_near_the_float_one(
+    tiny: Path, tmp_path: Path, method: str, symmetric: bool, compensation: bool
+) -> None:
+    recipe = section(method=method, symmetric=symmetric, compensation=compensation)
+    quantized = quantize(tiny, recipe, tmp_path)
+    assert len(quantized.formats) == 14
+    report = json.loads((tmp_path / "quantized" / "report.json").read_text())
+    assert report["bits_per_weight"] == pytest.approx(4 + (16 if symmetric else 24) / 32)
+    assert 0 < report["evaluation"]["kl"] < 0.2
+    assert set(report["search"]["layers"][1]["errors"]) == {name for name in quantized.formats if ".1." in name}
+    assert report["search"]["calibration_tokens"] == 480
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"])
+def test_the_search_knows_the_model_that_it_writes(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last residual streams of the search are those of the two models: biases, folds and windows included."""
+    window = {"sliding_window": 24} if family == "MistralForCausalLM" else {}
+    source = write_checkpoint(tmp_path / "source", family, dtype=torch.float16, **window)
+    seen: list[Streams] = []
+    start = Streams.start
+
+    def watched(embedding: Tensor, blocks: list[list[int]]) -> Streams:
+        seen.append(start(embedding, blocks))
+        seen[0].blocks = blocks  # type: ignore[attr-defined]
+        return seen[0]
+
+    monkeypatch.setattr(Streams, "start", watched)
+    quantized = quantize(source, section(), tmp_path)
+    for checkpoint, stream in ((open_checkpoint(source), seen[0].reference), (quantized, seen[0].quantized)):
+        decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
+        for rows, block in zip(seen[0].rows(), seen[0].blocks, strict=True):  # type: ignore[attr-defined]
+            expected = decoder.head(decoder.norm(stream[rows]))
+            torch.testing.assert_close(block_logits(decoder, block), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_same_recipe_twice_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        quantize(tiny, section(), tmp_path / name)
+    one, two = (tmp_path / name / "quantized" / "model.safetensors" for name in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_killed_search_goes_on_at_its_layer(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize(tiny, section(), tmp_path / "whole")
+    decided: list[int] = []
+    real = search.LayerSearch
+
+    class Killed(Exception):
+        pass
+
+    def until_second(*arguments: object) -> object:
+        streams = arguments[4]
+        assert isinstance(streams, Streams)
+        decided.append(streams.layer)
+        if decided == [0, 1]:
+            raise Killed
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search, "LayerSearch", until_second)
+    with pytest.raises(Killed):
+        quantize(tiny, section(), tmp_path / "parts")
+    quantize(tiny, section(), tmp_path / "parts")
+    assert decided == [0, 1, 1]
+    whole, parts = (tmp_path / name / "quantized" / "model.safetensors" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+    assert not list((tmp_path / "parts" / "scales").glob("streams*"))
+
+
+def test_b02_ignored_layers_stay_float_and_still_take_their_share_of_a_fold(tiny: Path, tmp_path: Path) -> None:
+    kept = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj")
+    quantized = quantize(tiny, section(ignore=("lm_head", *kept)), tmp_path)
+    assert set(quantized.formats).isdisjoint(kept)
+    for name in kept:
+        assert quantized[f"{name}.weight"].dtype == torch.float16
+    source = open_checkpoint(tiny)
+    folded = quantized["model.layers.0.input_layernorm.weight"] / source["model.layers.0.input_layernorm.weight"]
+    stretched = quantized[f"{kept[0]}.weight"] / source[f"{kept[0]}.weight"]
+    torch.testing.assert_close((stretched * folded).float(), torch.ones_like(stretched).float(), rtol=0.01, atol=0.01)
+    # The last: nothing of layer 1's down is quantized, so its producer keeps its rows.
+    assert torch.equal(quantized[f"{kept[2]}.weight"], source[f"{kept[2]}.weight"])
+
+
+def edited(source: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
+    from safetensors.torch import save_file
+
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return source
+
+
+def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.0.mlp.down_proj.weight"][3, 32:64] = 0
+        tensors["model.layers.0.self_attn.q_proj.weight"][5, :32] = 1e-7
+        tensors["model.layers.1.input_layernorm.weight"][7] = 0
+        tensors["model.layers.1.mlp.up_proj.weight"][:] = 0
+
+    for method in ("rtn", "awq"):
+        root = tmp_path / method
+        quantized = quantize(edited(tiny, change), section(method=method), root)
+        for name in quantized:
+            tensor = quantized[name]
+            assert bool(torch.isfinite(tensor).all()), name
+            if name.endswith(".scales"):
+                assert bool((tensor > 0).all()), name
+        decoder = build_decoder(quantized.spec, quantized, quantized.formats, torch.float32)
+        decoder.dequantize_(torch.float32)
+        assert bool((decoder.layers[0].down.weight[3, 32:64] == 0).all())
+        assert bool((decoder.layers[1].gate_up.weight[96:] == 0).all())
+        assert bool(torch.isfinite(block_logits(decoder, [1, 2, 3])).all())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(tiny: Path, tmp_path: Path, value: float) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.1.self_attn.o_proj.weight"][0, 0] = value
+
+    with pytest.raises(QuantizationError, match=r"model\.layers\.1\.self_attn\.o_proj\.weight"):
+        quantize(edited(tiny, change), section(), tmp_path)
+
+
+def test_activations_that_are_not_finite_are_refused_by_layer(tiny: Path, tmp_path: Path) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["model.embed_tokens.weight"][:] = float("inf")
+
+    with pytest.raises(QuantizationError, match=r"model\.layers\.0\.self_attn\.q_proj"):
+        quantize(edited(tiny, change), section(), tmp_path)
+
+
+def test_b13_nothing_is_written_when_the_plan_fails(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(QuantizationError, match="group_size 64"):
+        quantize(tiny, section(group_size=64), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(tiny: Path, tmp_path: Path) -> None:
+    quantized = quantize(tiny, section(method="rtn"), tmp_path)
+    with pytest.raises(QuantizationError, match="already quantized"):
+        search_scales(quantized, section(), tmp_path / "again", quiet)
+
+
+def test_scale_recover_is_the_least_squares_factor(tiny: Path, tmp_path: Path) -> None:
+    with_it = quantize(tiny, section(method="rtn"), tmp_path / "with")
+    without = quantize(tiny, section(method="rtn", scale_recover=False), tmp_path / "without")
+    assert not [name for name in without if name.endswith("scale_recover")]
+    factors = with_it["model.layers.0.scale_recover"]
+    assert factors.shape == (64,)
+    drift = [
+        json.loads((tmp_path / name / "quantized" / "report.json").read_text())["search"]["layers"][0]["drift"]
+        for name in ("with", "without")
+    ]
+    assert drift[0] < drift[1]

@@ -1,0 +1,134 @@
+"""Error compensation against its defining problem on small matrices."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from sits_trt.quant.compensation import damped, descend, eliminate, output_error, refit_scales
+from sits_trt.quant.grid import Grid, decode, encode, fit_grid
+from sits_trt.quant.rounding import correct_drift, round_weight
+from sits_trt.recipe.schema import QuantizationSection
+
+
+def problem(rows: int = 24, columns: int = 160, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a weight, correlated inputs with outlier channels, and their Hessian."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(columns, columns, generator=generator) / columns**0.5 + 0.5 * torch.eye(columns)
+    inputs = torch.randn(400, columns, generator=generator) @ mixing
+    inputs[:, 7] *= 10
+    return torch.randn(rows, columns, generator=generator), inputs, inputs.T @ inputs
+
+
+def test_output_error_is_the_error_of_the_outputs() -> None:
+    weight, inputs, hessian = problem()
+    other = weight + 0.1 * torch.randn(weight.shape)
+    expected = (inputs.double() @ (weight - other).double().T).square().sum().item()
+    assert output_error(weight - other, hessian) == pytest.approx(expected, rel=1e-3)
+
+
+def plain_elimination(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> Tensor:
+    """GPTQ as first written down, Optimal Brain Quantization column by column with an explicit inverse, in float64."""
+    rest, hessian = weight.double().clone(), hessian.double()
+    codes = torch.empty_like(rest)
+    for column in range(weight.shape[1]):
+        inverse = torch.linalg.inv(hessian[column:, column:])
+        scales, zeros = (part.double() for part in grid.columns(column, group_size))
+        codes[:, column] = (torch.round(rest[:, column] / scales) + zeros).clamp(0, 15)
+        error = (rest[:, column] - (codes[:, column] - zeros) * scales) / inverse[0, 0]
+        rest[:, column:] -= error[:, None] * inverse[0]
+    return codes.float()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_elimination_equals_its_plain_twin(symmetric: bool) -> None:
+    weight, _, hessian = problem(seed=1)
+    grid, solid = fit_grid(weight, 32, symmetric, None), damped(hessian)
+    fast, slow = eliminate(weight, solid, grid, 32), plain_elimination(weight, solid, grid, 32)
+    # Float32 may round a near tie the other way, after which the row goes on differently: rows are compared.
+    same = (fast == slow).all(1).float().mean()
+    assert same >= 0.9
+    assert output_error(weight - decode(fast, grid), hessian) == pytest.approx(
+        output_error(weight - decode(slow, grid), hessian), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_each_step_lowers_the_output_error(symmetric: bool) -> None:
+    weight, _, hessian = problem(seed=2)
+    solid = damped(hessian)
+    grid = fit_grid(weight, 32, symmetric, hessian.diagonal())
+
+    def error(codes: Tensor, grid: Grid) -> float:
+        return output_error(weight - decode(codes, grid), solid)
+
+    codes = eliminate(weight, solid, grid, 32)
+    errors = [error(encode(weight, grid), grid), error(codes, grid)]
+    for _ in range(2):
+        grid = refit_scales(weight, solid, codes, grid)
+        errors.append(error(codes, grid))
+        codes = descend(weight, solid, codes, grid, 32)
+        errors.append(error(codes, grid))
+    assert errors[1] < 0.7 * errors[0]
+    # Scales are rounded to float16 after the fit.
+    assert all(later <= earlier * 1.001 for earlier, later in itertools.pairwise(errors))
+    assert errors[-1] < 0.95 * errors[1]
+
+
+def test_a_sweep_ends_where_no_single_code_can_be_better() -> None:
+    weight, _, hessian = problem(rows=3, columns=64, seed=3)
+    solid, grid = damped(hessian), fit_grid(weight, 32, True, None)
+    codes = encode(weight, grid)
+    for _ in range(50):
+        after = descend(weight, solid, codes, grid, 32)
+        if torch.equal(after, codes):
+            break
+        codes = after
+    best = output_error(weight - decode(codes, grid), solid)
+    for row, column, change in itertools.product(range(3), range(64), (-1, 1)):
+        other = codes.clone()
+        other[row, column] = (other[row, column] + change).clamp(0, 15)
+        assert output_error(weight - decode(other, grid), solid) >= best * (1 - 1e-5)
+
+
+def test_refitted_scales_solve_the_least_squares_problem() -> None:
+    weight, inputs, hessian = problem(rows=4, columns=64, seed=4)
+    codes = torch.randint(0, 16, (4, 64), generator=torch.Generator().manual_seed(0)).float()
+    start = Grid(torch.full((4, 2), 0.2), torch.full((4, 2), 8.0))
+    refitted = refit_scales(weight, hessian, codes, start)
+    for row in range(4):
+        parts = ((codes[row] - 8) * inputs).reshape(-1, 2, 32).sum(-1).double()
+        target = inputs.double() @ weight[row].double()
+        expected = torch.linalg.lstsq(parts, target).solution.float()
+        for found, wanted in zip(refitted.scales[row], expected, strict=True):
+            # Within the bounds of half to twice the start, and up to the pull of 1e-3 and float16.
+            if 0.1 < wanted < 0.4:
+                assert found == pytest.approx(wanted.item(), rel=5e-3)
+            else:
+                assert found == pytest.approx(0.2, rel=1e-3)
+
+
+def test_degenerate_inputs_give_finite_results() -> None:
+    """B14: dead channels, a Hessian of rank one, and none at all."""
+    weight, inputs, _ = problem(rows=6, columns=64)
+    section = QuantizationSection(group_size=32)
+    inputs[:, :40] = 0
+    for some in (inputs, inputs[:1], torch.zeros(4, 64)):
+        codes, grid = round_weight(weight, some.T @ some, section)
+        assert bool(torch.isfinite(decode(codes, grid)).all())
+        assert bool((grid.scales > 0).all())
+        assert bool(((codes >= 0) & (codes <= 15)).all())
+
+
+def test_drift_correction_makes_up_for_scaled_inputs_and_leaves_equal_ones_alone() -> None:
+    weight, inputs, hessian = problem(rows=8, columns=32, seed=5)
+    same = correct_drift(weight, hessian, weight @ hessian)
+    torch.testing.assert_close(same, weight, rtol=1e-3, atol=1e-3)
+    drifted = inputs * 0.9
+    corrected = correct_drift(weight, drifted.T @ drifted, weight @ inputs.T @ drifted)
+    before = (inputs @ weight.T - drifted @ weight.T).square().sum()
+    after = (inputs @ weight.T - drifted @ corrected.T).square().sum()
+    assert after < 0.2 * before
