@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from sits_trt.checkpoint.config import parse_config
+from sits_trt.checkpoint.config import family_of, parse_config
 from sits_trt.checkpoint.expected import check_tensors
 from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.checkpoint.gguf_model import GgufModel
+from sits_trt.checkpoint.names import places
 from sits_trt.checkpoint.quantized import QUANT_NAME, read_formats
 from sits_trt.checkpoint.safetensors_files import SafetensorsFiles, read_json, weight_files
 from sits_trt.checkpoint.source import find_source, source_digest
+from sits_trt.checkpoint.text_part import TensorFiles, text_part
 from sits_trt.checkpoint.tokenizer_files import save_tokenizer
 from sits_trt.spec import ModelSpec, WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_RECOMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
-"""Buffers that old checkpoints store although they follow from the config."""
-
-
-class TensorFiles(Protocol):
-    """Stored tensors: shapes from the headers, data when asked for."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def read(self, name: str) -> Tensor: ...
 
 
 class Checkpoint(Mapping[str, "Tensor"]):
@@ -45,37 +35,39 @@ class Checkpoint(Mapping[str, "Tensor"]):
         place: Path,
         hf_config: Mapping[str, Any],
         generation_config: Mapping[str, Any],
-        formats: Mapping[str, WeightFormat],
+        formats: Mapping[str, WeightFormat] | None,
         files: TensorFiles,
     ) -> None:
         self.place = place
         self.directory = place if place.is_dir() else place.parent
         self.hf_config = dict(hf_config)
         self.generation_config = dict(generation_config)
-        self.formats = dict(formats)
+        self.formats = dict(formats or {})
         self.spec: ModelSpec = parse_config(hf_config, generation_config)
         self._files = files
-        self.shapes = {name: shape for name, shape in files.shapes.items() if not _RECOMPUTED.fullmatch(name)}
+        # A quantized checkpoint of ours holds canonical tensors, whatever the family.
+        family = family_of(hf_config) if formats is None else None
+        self._places = places(files.shapes, self.spec, family)
+        self.shapes = {name: place.shape for name, place in self._places.items()}
         check_tensors(self.shapes, self.spec, self.formats, str(place))
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self.shapes:
-            raise KeyError(name)
-        return self._files.read(name)
+        place = self._places[name]
+        return place.cut(self._files.read(place.stored))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.shapes
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self.shapes)
+        return len(self._places)
 
     @property
     def stored_names(self) -> list[str]:
-        """Names of the tensors as the files have them; the same as the canonical names for Llama-like families."""
-        return list(self.shapes)
+        """Names of the tensors as the files have them, which differ from the canonical ones in some families."""
+        return list(dict.fromkeys(place.stored for place in self._places.values()))
 
     def read_stored(self, name: str) -> Tensor:
         """Return a tensor by its stored name."""
@@ -99,13 +91,13 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
     place = find_source(source)
     if place.is_file():
         model = GgufModel(GgufFile(place))
-        return Checkpoint(place, model.config(), {}, {}, model)
-    config = read_json(place / "config.json")
+        return Checkpoint(place, model.config(), {}, None, model)
+    config, files = text_part(read_json(place / "config.json"), SafetensorsFiles(weight_files(place)))
     generation = place / "generation_config.json"
     return Checkpoint(
         place,
         config,
         read_json(generation) if generation.is_file() else {},
-        read_formats(place) if (place / QUANT_NAME).is_file() else {},
-        SafetensorsFiles(weight_files(place)),
+        read_formats(place) if (place / QUANT_NAME).is_file() else None,
+        files,
     )

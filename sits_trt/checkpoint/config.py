@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from sits_trt.checkpoint.config_keys import refuse_unknown
+from sits_trt.checkpoint.config_reader import Reader, layer_windows, layers_without_rope
 from sits_trt.checkpoint.families import FAMILIES, Family, Windows
-from sits_trt.checkpoint.rope_config import parse_rope
+from sits_trt.checkpoint.rope_config import parse_ropes
 from sits_trt.errors import CheckpointError, did_you_mean
-from sits_trt.spec import FULL_ATTENTION, ModelSpec
+from sits_trt.spec import FULL_ATTENTION, ModelSpec, RopeSpec
 
 COMMON_DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
@@ -21,7 +21,7 @@ COMMON_DEFAULTS: Mapping[str, Any] = {
 
 _COMMON_KEYS = frozenset({
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps",
+    "num_key_value_heads", "head_dim", "hidden_act", "hidden_activation", "max_position_embeddings", "rms_norm_eps",
     "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
     "original_max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id",
 })  # fmt: skip
@@ -59,7 +59,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
     """
     family = family_of(config)
     refuse_unknown(config, _COMMON_KEYS | frozenset(family.keys), family.architecture)
-    read = _Reader(config, {**COMMON_DEFAULTS, **family.defaults})
+    read = Reader(config, {**COMMON_DEFAULTS, **family.defaults})
     hidden, heads = read.count("hidden_size"), read.count("num_attention_heads")
     kv_heads = read.count("num_key_value_heads", heads)
     head_dim = read.count("head_dim", hidden // heads)
@@ -67,12 +67,15 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         raise CheckpointError(f"config: {heads} attention heads cannot share {kv_heads} key/value heads evenly")
     if head_dim % 2:
         raise CheckpointError(f"config key 'head_dim' = {head_dim} is odd; RoPE rotates pairs")
-    activation = read.value("hidden_act")
-    if activation not in ("silu", "swish"):
-        raise CheckpointError(f"config key 'hidden_act' = {activation!r} is not supported; supported: silu")
-    layers = read.count("num_hidden_layers")
-    vocab_size = read.count("vocab_size")
-    tokens = _Reader({**config, **(generation or {})}, {})
+    layers, vocab_size = read.count("num_hidden_layers"), read.count("vocab_size")
+    windows = layer_windows(family, read, layers)
+    rope, second_rope = parse_ropes(config, family, head_dim)
+    without_rope = layers_without_rope(read, layers) if family.windows is Windows.WITHOUT_ROPE else ()
+    if without_rope:
+        second_rope = RopeSpec(kind="none")
+    windowed = tuple(index for index, window in enumerate(windows) if window != FULL_ATTENTION)
+    scalar = read.number("query_pre_attn_scalar", 0.0)
+    tokens = Reader({**config, **(generation or {})}, {})
     return ModelSpec(
         family=family.model_type,
         vocab_size=vocab_size,
@@ -83,9 +86,9 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=read.number("rms_norm_eps"),
-        rope=parse_rope(config, read.defaults["rope_theta"]),
+        rope=rope,
         max_positions=read.count("max_position_embeddings"),
-        layer_windows=_windows(family, read, layers),
+        layer_windows=windows,
         tie_word_embeddings=read.switch("tie_word_embeddings"),
         qkv_bias=read.bias(family.qkv_bias),
         o_bias=read.bias(family.o_bias),
@@ -94,68 +97,25 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
         bos_token_id=next(iter(tokens.token_ids("bos_token_id", vocab_size)), None),
         eos_token_ids=tokens.token_ids("eos_token_id", vocab_size),
         pad_token_id=next(iter(tokens.token_ids("pad_token_id", vocab_size)), None),
+        activation=_activation(family, read),
+        norm_offset=family.norm_offset,
+        post_norms=family.post_norms,
+        embedding_scale=hidden**0.5 if family.scaled_embedding else 1.0,
+        attention_scale=scalar**-0.5 if scalar else 0.0,
+        attention_softcap=read.number("attn_logit_softcapping", 0.0),
+        logit_softcap=read.number("final_logit_softcapping", 0.0),
+        second_rope=second_rope,
+        second_rope_layers=without_rope or (windowed if family.local_rope else ()),
     )
 
 
-class _Reader:
-    """Typed access to a config: a key that is absent takes its default, a wrong type is refused by name."""
-
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.config, self.defaults = config, defaults
-
-    def value(self, key: str) -> Any:
-        return self.config[key] if key in self.config else self.defaults.get(key)
-
-    def count(self, key: str, if_null: int | None = None) -> int:
-        value = self.value(key)
-        value = if_null if value is None else value
-        if value is None:
-            raise CheckpointError(f"config key '{key}' is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"config key '{key}' must be a positive whole number, found {value!r}")
-        return value
-
-    def number(self, key: str) -> float:
-        value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise CheckpointError(f"config key '{key}' must be a positive number, found {value!r}")
-        return float(value)
-
-    def switch(self, key: str) -> bool:
-        value = self.value(key)
-        if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"config key '{key}' must be true or false, found {value!r}")
-        return bool(value)
-
-    def bias(self, rule: bool | str) -> bool:
-        return self.switch(rule) if isinstance(rule, str) else rule
-
-    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Return the ids under `key` that lie in the vocabulary: published configs also hold -1 for 'none'."""
-        value = self.value(key)
-        listed = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(item, bool) or not isinstance(item, int) for item in listed):
-            raise CheckpointError(f"config key '{key}' must be a token id or a list of them, found {value!r}")
-        return tuple(item for item in listed if 0 <= item < vocab_size)
-
-
-def _windows(family: Family, read: _Reader, layers: int) -> tuple[int, ...]:
-    """Return each layer's window. A null window, or a switch that is off, means full attention."""
-    full = (FULL_ATTENTION,) * layers
-    if family.windows is Windows.NEVER or read.value("sliding_window") is None:
-        return full
-    if family.windows is Windows.EVERY_LAYER:
-        return (read.count("sliding_window"),) * layers
-    kinds = read.value("layer_types")
-    on = read.switch("use_sliding_window")
-    if kinds is None:
-        first = read.value("max_window_layers") if on else layers
-        kinds = ["sliding_attention" if index >= first else "full_attention" for index in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise CheckpointError(
-            f"config key 'layer_types' must hold 'full_attention' or 'sliding_attention' for each of {layers} layers"
-        )
-    if not on:
-        return full
-    window = read.count("sliding_window")
-    return tuple(window if kind == "sliding_attention" else FULL_ATTENTION for kind in kinds)
+def _activation(family: Family, read: Reader) -> str:
+    """Return our name of the activation. Published configs also carry the key that is not read: it must agree."""
+    for key in (family.activation_key, "hidden_act", "hidden_activation"):
+        value = read.value(key) if key == family.activation_key else read.config.get(key)
+        if value not in family.activations and not (value is None and key != family.activation_key):
+            raise CheckpointError(
+                f"config key '{key}' = {value!r} is not supported for {family.architecture}; "
+                f"supported: {', '.join(family.activations)}"
+            )
+    return family.activations[read.value(family.activation_key)]

@@ -37,6 +37,9 @@ def expected_tensors(spec: ModelSpec, formats: Mapping[str, WeightFormat]) -> di
         prefix = f"model.layers.{index}"
         shapes[f"{prefix}.input_layernorm.weight"] = (spec.hidden_size,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (spec.hidden_size,)
+        if spec.post_norms:
+            shapes[f"{prefix}.attention_output_layernorm.weight"] = (spec.hidden_size,)
+            shapes[f"{prefix}.mlp_output_layernorm.weight"] = (spec.hidden_size,)
         if spec.qk_norm:
             shapes[f"{prefix}.self_attn.q_norm.weight"] = (spec.head_dim,)
             shapes[f"{prefix}.self_attn.k_norm.weight"] = (spec.head_dim,)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sits_trt.checkpoint.config import COMMON_DEFAULTS
+from sits_trt.checkpoint.families import FAMILIES
 from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.checkpoint.gguf_rope import DIVISORS, llama3_settings
 from sits_trt.errors import CheckpointError
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """GGUF architecture to the Hugging Face one. Mistral files call themselves llama."""
-
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
 
 _CONFIG_KEYS = {
     "context_length": "max_position_embeddings",
@@ -102,7 +100,7 @@ class GgufModel:
         tokens = {key: self.file.metadata.get(f"tokenizer.ggml.{name}") for key, name in _TOKEN_KEYS.items()}
         return {
             "architectures": [hf_architecture],
-            "model_type": _MODEL_TYPES[hf_architecture],
+            "model_type": FAMILIES[hf_architecture].model_type,
             "hidden_act": "silu",
             **config,
             **self._rope_scaling(config),
@@ -125,7 +123,7 @@ class GgufModel:
         if DIVISORS in self.file.tensors:
             if kind != "none":
                 raise CheckpointError(f"{self.file.path}: RoPE scaling '{kind}' beside {DIVISORS} is not supported")
-            theta = config.get("rope_theta", COMMON_DEFAULTS["rope_theta"])
+            theta = config.get("rope_theta", FAMILIES[_ARCHITECTURES[self.architecture]].theta)
             return {"rope_scaling": llama3_settings(self.file.read(DIVISORS), theta, str(self.file.path))}
         if kind == "none":
             return {}

@@ -60,16 +60,17 @@ def tiny_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, Tensor]:
     tensors = {}
     for name, shape in expected_tensors(spec, {}).items():
         noise = torch.randn(shape, generator=generator)
-        tensors[name] = 1 + 0.1 * noise if "norm" in name else 0.15 * noise
+        tensors[name] = 1 - spec.norm_offset + 0.1 * noise if "norm" in name else 0.15 * noise
     return tensors
 
 
 def tiny_config(architecture: str = "LlamaForCausalLM", **overrides: Any) -> dict[str, Any]:
     """Return a config.json of `architecture`; any key can be overridden, and left out with `KEY=...`."""
+    family = FAMILIES[architecture]
     config = {
         "architectures": [architecture],
-        "model_type": FAMILIES[architecture].model_type,
-        "hidden_act": "silu",
+        "model_type": family.model_type,
+        family.activation_key: next(iter(family.activations)),
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
@@ -109,10 +110,11 @@ def tiny_model(architecture: str = "LlamaForCausalLM", seed: int = 0, **config: 
     model_class = getattr(transformers, architecture)
     model = model_class(model_class.config_class(**settings)).float().eval()
     generator = torch.Generator().manual_seed(seed)
+    offset = FAMILIES[architecture].norm_offset
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.15 * noise)
+            parameter.copy_(1 - offset + 0.1 * noise if "norm" in name else 0.15 * noise)
     return model
 
 
