@@ -29,6 +29,9 @@ WARM_UP_REQUESTS = 4
 WARM_UP_TOKENS = 2
 """Before each level a few short requests, not counted, touch the memory and code that the level needs."""
 
+SETTLE_S = 1.0
+"""After failures, the time in which a crashed server is seen to be gone, so that its level is not kept."""
+
 TOOLS = ("tritonclient", "nvidia-pytriton", "numpy", "torch", "tensorrt", "tensorrt-rtx-cu13-libs")
 
 Progress = Callable[[int, int, str], None]
@@ -139,7 +142,7 @@ class _Sweep:
         if all(trace.error for trace in warm.traces):
             raise ServerError(f"every warm-up request failed, the first with: {warm.traces[0].error}")
         seen = run_level(served.address, load, prompts, limits, self.section.seed, lambda: self._advance(1, what))
-        served.check()
+        served.check(settle_s=SETTLE_S if any(trace.error for trace in seen.traces) else 0)
         return _level_result(load, seen, self.section)
 
     def _prompts(self, info: BuildInfo) -> dict[str, tuple[list[str], list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from sits_trt.serving import serve as serving
 from sits_trt.serving.server import TritonServer
 
 LOG_NAME = "sweep-server.log"
+GRACE_S = 10
+"""A server that no longer answers gets so long to end, for its exit code."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,18 @@ class Served:
     version: str
     server: TritonServer
 
-    def check(self) -> None:
-        """Raise ServerError when the server has ended."""
-        if not self.server.running:
-            what = self.server.failure or "Triton Server ended while it was measured"
-            raise ServerError(f"{what}; its log is {self.server.log_path}")
+    def check(self, settle_s: float = 0) -> None:
+        """Raise ServerError when the server has ended or can no longer serve.
+
+        A server that crashed may answer a little longer, while it writes its stack: `settle_s` waits for that.
+        """
+        time.sleep(settle_s)
+        if self.server.running and self.server.ready():
+            return
+        exit_code = self.server.wait(GRACE_S)
+        ended = "is not ready any more" if exit_code is None else f"ended with exit code {exit_code}"
+        what = self.server.failure or f"Triton Server {ended} while it was measured"
+        raise ServerError(f"{what}; its log is {self.server.log_path}")
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Bench:
     runner = "eager runner on cpu: no GPU"
     version = "2.51.0"
 
-    def check(self) -> None:
+    def check(self, settle_s: float = 0) -> None:
         if self.kill_after_requests is not None and len(self.server.seen) >= self.kill_after_requests:
             raise KeyboardInterrupt
         if self.dead_after_requests is not None and len(self.server.seen) >= self.dead_after_requests:
