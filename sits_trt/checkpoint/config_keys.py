@@ -29,6 +29,15 @@ _GENERATION = frozenset({
     "forced_eos_token_id", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
 })  # fmt: skip
 
+_NEUTRAL: Mapping[str, Any] = {
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "logit_scale": 1,
+    "residual_multiplier": 1,
+    "embedding_multiplier": 1,
+}
+"""Keys that would change the result with any other value than this."""
+
 IRRELEVANT = _BOOKKEEPING | _TRAINING | _GENERATION
 
 
@@ -41,7 +50,7 @@ def refuse_unknown(config: Mapping[str, Any], known: frozenset[str], architectur
     for key, value in config.items():
         if key in known or key in IRRELEVANT or key.startswith("_") or value is None or value is False:
             continue
-        if isinstance(value, (str, list, dict)) and not value:
+        if (isinstance(value, (str, list, dict)) and not value) or value == _NEUTRAL.get(key):
             continue
         if key == "quantization_config":
             method = value.get("quant_method", "unknown") if isinstance(value, dict) else value

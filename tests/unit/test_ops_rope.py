@@ -48,3 +48,25 @@ def test_rotation_keeps_lengths_and_turns_by_relative_position() -> None:
     assert score(9, 4) != pytest.approx(score(40, 33), abs=1e-4)
     assert apply_rope(q, table[50:51]).norm().item() == pytest.approx(q.norm().item(), abs=1e-5)
     assert torch.equal(apply_rope(q, table[:1]), q)
+
+
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
+    rope = RopeSpec("yarn", 1e4, factor=4.0, original_max_position=4096)
+    ratio = inverse_frequencies(RopeSpec(theta=1e4), 128) / inverse_frequencies(rope, 128)
+    turns = 4096 * inverse_frequencies(RopeSpec(theta=1e4), 128) / (2 * math.pi)
+    # The borders are rounded outwards to whole pairs.
+    assert torch.allclose(ratio[turns > 32 * 1.2], torch.ones(1))
+    assert torch.allclose(ratio[turns < 1 / 1.2], torch.full((1,), 4.0), rtol=1e-4)
+    assert (ratio.diff() >= -1e-5).all()
+
+
+def test_kinds_that_depend_on_the_length() -> None:
+    dynamic = RopeSpec("dynamic", 1e4, factor=4.0, original_max_position=64)
+    plain = inverse_frequencies(RopeSpec(theta=1e4), 16)
+    assert torch.allclose(inverse_frequencies(dynamic, 16, 64), plain)
+    longer = inverse_frequencies(dynamic, 16, 128)
+    assert longer[0] == plain[0]
+    assert (longer[1:] < plain[1:]).all()
+    longrope = RopeSpec("longrope", 1e4, original_max_position=64, short_factor=(1.0,) * 8, long_factor=(2.0,) * 8)
+    assert torch.equal(inverse_frequencies(longrope, 16, 64), plain)
+    assert torch.equal(inverse_frequencies(longrope, 16, 65), plain / 2)
