@@ -94,7 +94,9 @@ def test_sweep_measures_real_servers_and_says_what_served(
             assert (metrics.completed, metrics.failed, metrics.empty) == (12, 0, 0), metrics.errors
             # Random weights end answers anywhere unless the sweep forbids it.
             assert metrics.output_tokens == 12 * 10
-            assert metrics.ttft_ms and metrics.itl_ms and metrics.e2e_ms
+            assert metrics.ttft_ms
+            assert metrics.itl_ms
+            assert metrics.e2e_ms
             assert metrics.itl_ms.count == 12 * 9
             assert 0 < metrics.ttft_ms.p50 <= metrics.ttft_ms.p99 <= metrics.e2e_ms.max
             assert level.client_cpu > 0
@@ -119,7 +121,7 @@ def test_a_sweep_that_is_killed_leaves_no_server_and_goes_on(builds: list[Path],
         "-m",
         "sits_trt",
         "sweep",
-        *map(str, builds),
+        str(builds[1]),
         "--out",
         str(tmp_path / "report"),
         "--json",
@@ -142,7 +144,7 @@ def test_a_sweep_that_is_killed_leaves_no_server_and_goes_on(builds: list[Path],
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     result = SweepResult.from_dict(json.loads(done.stdout))
-    assert [(b.status, len(b.levels)) for b in result.builds] == [(Status.COMPLETE, 3)] * 2
+    assert [(b.status, len(b.levels)) for b in result.builds] == [(Status.COMPLETE, 3)]
     kept = tmp_path / "report" / "parts"
     assert {path: (kept / path.relative_to(parts)).stat().st_mtime_ns for path in before} == before
     assert not servers_of(builds)
