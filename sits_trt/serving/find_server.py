@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from sits_trt.errors import ServerError
+from sits_trt.serving.room import ROOM_VARIABLE
 
 STUB = "triton_python_backend_stub"
 
@@ -44,7 +45,7 @@ class Installation:
     def environment(self, room: Path) -> dict[str, str]:
         """Return this process's environment with what the server and its Python stubs need.
 
-        SITS_TRT_ROOM is a folder of the server's own, which is deleted after its end.
+        `room` is a folder of the server's own, which is deleted after its end.
 
         The stub's interpreter takes its identity from the first python3 on PATH: with the folder of ours in front
         it finds our virtual environment, .pth files of editable installs included. SITS_TRT_SITE names our site
@@ -53,7 +54,7 @@ class Installation:
         environment = dict(os.environ)
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sites = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
-        environment["SITS_TRT_ROOM"] = str(room)
+        environment[ROOM_VARIABLE] = str(room)
         environment["SITS_TRT_SITE"] = os.pathsep.join(sites)
         if self.bundle is not None:
             # Ours first: the bundle carries a libpython of its own, which would shadow the stub's.

@@ -20,15 +20,19 @@ from sits_trt.errors import ServerError
 from sits_trt.serving import launch
 from sits_trt.serving.find_server import find_server
 from sits_trt.serving.ports import HeldPorts
-from sits_trt.serving.stubs import find_stubs, is_alive
+from sits_trt.serving.room import IDLE_FILE, STOP_FILE
+from sits_trt.serving.stubs import Stub, find_stubs, is_alive, remove_shared_memory
 
 Progress = Callable[[int, int, str], None]
 
-EXIT_TIMEOUT_S = 5
-"""How long the server lets requests in flight finish when it is told to stop."""
+CANCEL_S = 2
+"""How long a stop waits for requests in flight to end as cancelled, before the server itself is told."""
 
-KILL_AFTER_S = 20
-"""After this long a server that was told to stop is killed."""
+SETTLE_S = 0.5
+"""How long the last responses take on their way through the other models."""
+
+KILL_AFTER_S = 5
+"""After this long a server that was told to stop is killed: one open gRPC stream is enough to keep it from ending."""
 
 POLL_S = 0.1
 
@@ -59,7 +63,7 @@ class TritonServer:
         self._monitor = threading.Thread(target=self._watch, name="sits-triton-server", daemon=True)
         self._launched = threading.Event()
         self._launch_error: OSError | None = None
-        self._stubs: dict[int, str] = {}
+        self._stubs: list[Stub] = []
         self._stopping = False
         self.failure = ""
 
@@ -82,9 +86,10 @@ class TritonServer:
             self._ports.release()
 
     def stop(self) -> None:
-        """Stop the server and all its helpers, requests in flight too. Does nothing when it has ended."""
+        """Stop the server and all its helpers; requests in flight end as cancelled. Does nothing when it has ended."""
         self._stopping = True
         if self._process is not None and self._monitor.is_alive():
+            self._cancel_all()
             self._signal(signal.SIGTERM)
             self._monitor.join(KILL_AFTER_S)
             if self._monitor.is_alive():
@@ -92,6 +97,17 @@ class TritonServer:
                 self._monitor.join()
         self._ports.release()
         self._room.cleanup()
+
+    def _cancel_all(self) -> None:
+        """Let the executor end everything: Triton Server refuses an ensemble's next step once it is stopping itself."""
+        if not self._stubs:
+            return
+        room = Path(self._room.name)
+        (room / STOP_FILE).touch()
+        deadline = time.monotonic() + CANCEL_S
+        while not (room / IDLE_FILE).exists() and self._monitor.is_alive() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 2)
+        self._monitor.join(SETTLE_S)
 
     def kill(self) -> None:
         """End the server at once. From any thread, also while `stop` waits."""
@@ -151,12 +167,14 @@ class TritonServer:
         # Not reaped before its group is killed: until then no other process can get the group's number.
         while os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             time.sleep(POLL_S)
-            dead = [model for pid, model in self._stubs.items() if not is_alive(pid)]
+            dead = [stub.model for stub in self._stubs if not is_alive(stub.pid)]
             if dead and not self._stopping:
                 # Triton Server would go on to look ready, and requests to this model would wait for ever.
                 self.failure = f"the Python process of model '{dead[0]}' has ended"
                 break
+        left = find_stubs(self._process.pid)
         self._signal(signal.SIGKILL)
+        remove_shared_memory([*self._stubs, *left])
         self._process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -182,7 +200,7 @@ class TritonServer:
             f"--grpc-port={at.grpc_port}",
             f"--metrics-address={at.host}",
             f"--metrics-port={at.metrics_port}",
-            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            f"--exit-timeout-secs={KILL_AFTER_S}",
             # The configurations are complete; completing them would start every stub twice.
             "--disable-auto-complete-config",
         ]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,3 +62,71 @@ def running_server(build: Path) -> Iterator[TritonServer]:
     with TritonServer(build / "repository", build / "server.log", "127.0.0.1", 0, 0, 0) as server:
         server.start(timeout_s=120)
         yield server
+
+
+def http_generate(server: TritonServer, model: str, timeout_s: float = 60, **body: Any) -> tuple[int, dict[str, Any]]:
+    """Call HTTP 'generate' and return status and JSON."""
+    status, text = http_post(server, f"/v2/models/{model}/generate", json.dumps(body).encode(), timeout_s)
+    return status, json.loads(text)
+
+
+def http_stream(
+    server: TritonServer, model: str, timeout_s: float = 60, **body: Any
+) -> tuple[int, list[dict[str, Any]]]:
+    """Call HTTP 'generate_stream' and return status and events."""
+    path = f"/v2/models/{model}/generate_stream"
+    status, text = http_post(server, path, json.dumps(body).encode(), timeout_s)
+    events = text.decode("utf-8").split("\n\n")
+    assert events.pop() == ""
+    return status, [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def http_post(server: TritonServer, path: str, body: bytes, timeout_s: float = 60) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(server.endpoints.http, timeout=timeout_s)
+    try:
+        connection.request("POST", path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def http_drop(server: TritonServer, model: str, **body: Any) -> None:
+    """Call HTTP 'generate_stream', wait for the first bytes of an event, and close the connection."""
+    connection = http.client.HTTPConnection(server.endpoints.http, timeout=60)
+    connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(body).encode())
+    assert connection.getresponse().read(6) == b"data: "
+    connection.close()
+
+
+def metrics(server: TritonServer) -> dict[str, float]:
+    """Return the sits_* series of the metrics endpoint by name, with the outcome in brackets where there is one."""
+    connection = http.client.HTTPConnection(server.endpoints.metrics, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = {}
+    for name, labels, value in re.findall(r"^(sits_\w+)\{(.*?)\} (\S+)$", text, flags=re.MULTILINE):
+        label = re.search(r'(?:outcome|le)="([^"]+)"', labels)
+        found[f"{name}[{label[1]}]" if label else name] = float(value)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    """Return once `condition` holds; fail naming `what` when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.05)
+
+
+def wait_until_idle(server: TritonServer) -> None:
+    """Wait until no request is in flight and no tile is held."""
+    wait_for(
+        lambda: (
+            (m := metrics(server))["sits_requests_running"] == 0
+            and m["sits_requests_waiting"] == 0
+            and m["sits_tiles_used"] == 0
+        ),
+        "the executor idle",
+    )

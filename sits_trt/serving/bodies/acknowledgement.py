@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from sits_trt.serving.room import room
 
 SLOTS = 4096
 STRIKES = 2
@@ -23,8 +24,8 @@ STRIKES = 2
 
 
 def table_path() -> Path:
-    """Return the table's file: one for each running server, in the server's own folder where it has one."""
-    return Path(os.environ.get("SITS_TRT_ROOM") or tempfile.gettempdir()) / f"sits-trt-tickets-{os.getppid()}"
+    """Return the table's file, one for each running server."""
+    return room() / f"sits-trt-tickets-{os.getppid()}"
 
 
 class TicketTable:

@@ -6,6 +6,7 @@ Runs inside Triton's Python stub only: `triton_python_backend_utils` exists nowh
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,23 +84,36 @@ def failure(message: str, code: str) -> Any:
 
 
 class TritonSink:
-    """The response sender of one decoupled request."""
+    """The response sender of one decoupled request, for use from several threads.
+
+    Triton Server crashes when it is asked about a request whose last response has been sent: both happen
+    under one lock here, and a request that has ended does not count as cancelled.
+    """
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._ended = False
 
     def send(self, arrays: Mapping[str, NDArray[Any]], final: bool) -> None:
-        self._sender.send(response(arrays), flags=FINAL if final else 0)
+        self._send(response(arrays), final)
 
     def fail(self, message: str, code: str) -> None:
-        self._sender.send(failure(message, code), flags=FINAL)
+        self._send(failure(message, code), final=True)
 
-    def send_error(self, error: Any) -> None:
+    def pass_error(self, error: Any) -> None:
         """Pass on the error that another model gave."""
-        self._sender.send(pb.InferenceResponse(error=pb.TritonError(error.message(), error.code())), flags=FINAL)
+        self._send(pb.InferenceResponse(error=pb.TritonError(error.message(), error.code())), final=True)
 
     def is_cancelled(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        with self._lock:
+            return not self._ended and bool(self._sender.is_cancelled())
+
+    def _send(self, made: Any, final: bool) -> None:
+        with self._lock:
+            assert not self._ended, "a request has one last response"
+            self._ended = final
+            self._sender.send(made, flags=FINAL if final else 0)
 
 
 def metric_family(name: str, description: str, is_counter: bool) -> Any:

@@ -11,12 +11,15 @@ from sits_trt.runtime.executor import Handle
 from sits_trt.runtime.request import TokenEvent
 from sits_trt.serving.bodies.acknowledgement import Tickets
 from sits_trt.serving.bodies.reply import Reply
+from sits_trt.serving.room import IDLE_FILE, is_stopping, room
 
 logger = logging.getLogger(__name__)
 
 
 class Outbox:
     """Sends the events of many replies, each in order, and cancels the request of a caller that has gone.
+
+    All requests are cancelled when the server has to stop.
 
     `cancel_check_s` is how often callers are looked at.
     """
@@ -88,9 +91,12 @@ class Outbox:
         while not self._closing.wait(self._cancel_check_s):
             with self._lock:
                 replies = list(self._open.items())
+            stopping = is_stopping()
             for reply, handle in replies:
-                if not reply.done and reply.sink.is_cancelled():
+                if not reply.done and (stopping or reply.sink.is_cancelled()):
                     handle.cancel()
+            if stopping and not replies:
+                (room() / IDLE_FILE).touch()
             tracked = {reply.track: handle for reply, handle in replies if reply.track is not None}
             for track in self._tickets.gone(list(tracked)):
                 tracked[track].cancel()

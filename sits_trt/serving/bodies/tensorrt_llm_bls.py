@@ -44,7 +44,7 @@ class TritonPythonModel:
         try:
             self._relay(request, sink)
         except _Refused as refused:
-            sink.send_error(refused.error)
+            sink.pass_error(refused.error)
         # A caller must hear the end of its request whatever happened.
         except Exception as error:
             logger.exception("a request failed")
