@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from safetensors import safe_open
 
 from sits_trt.errors import CheckpointError
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-_HEADER_LENGTH_BYTES = 8
-_DTYPES = ("F64", "F32", "F16", "BF16", "U8")
-"""Types that are read: U8 for packed codes, the others as they are."""
+HEADER_LENGTH_BYTES = 8
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
+"""Types that are read and written, by torch's name: uint8 for packed codes, the others for numbers as they are."""
+
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -74,52 +76,81 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor's bytes lie."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    first: int
+    size: int
+
+
 class SafetensorsFiles:
     """The tensors of one or several safetensors files by name. `shapes` is read from the headers alone.
 
-    Raises CheckpointError for a damaged file, a tensor that two files hold, and a number type outside _DTYPES.
+    Tensors are read, not mapped: memory holds what was asked for and nothing else. Raises CheckpointError for a
+    damaged file, a tensor that two files hold, and a number type outside DTYPES.
     """
 
     def __init__(self, files: list[Path]) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._file_of: dict[str, Path] = {}
-        self._open: dict[Path, Any] = {}
+        self._stored: dict[str, _Stored] = {}
         for path in files:
-            for name, entry in read_header(path).items():
-                if name in self._file_of:
-                    raise CheckpointError(f"found in both {self._file_of[name].name} and {path.name}", name)
-                if entry["dtype"] not in _DTYPES:
+            for name, stored in _read_header(path).items():
+                if name in self._stored:
+                    raise CheckpointError(f"found in both {self._stored[name].path.name} and {path.name}", name)
+                if stored.dtype not in DTYPES.values():
                     raise CheckpointError(
-                        f"has type {entry['dtype']} in {path.name}, which needs scales that are not read here; "
+                        f"has type {stored.dtype} in {path.name}, which needs scales that are not read here; "
                         "give the checkpoint in float16, bfloat16 or float32",
                         name,
                     )
-                self._file_of[name] = path
-                self.shapes[name] = tuple(entry["shape"])
+                self._stored[name] = stored
+        self.shapes = {name: stored.shape for name, stored in self._stored.items()}
 
     def read(self, name: str) -> Tensor:
-        path = self._file_of[name]
-        if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
-        return self._open[path].get_tensor(name)
+        """Return a tensor in the type it is stored in."""
+        import torch
+
+        stored = self._stored[name]
+        data = torch.empty(stored.size, dtype=torch.uint8)
+        with stored.path.open("rb") as handle:
+            handle.seek(stored.first)
+            if handle.readinto(data.numpy().data) != stored.size:
+                raise CheckpointError(f"{stored.path} has become shorter since it was opened", name)
+        kind = next(torch_name for torch_name, short in DTYPES.items() if short == stored.dtype)
+        dtype: torch.dtype = getattr(torch, kind)
+        return data.view(dtype).reshape(stored.shape)
 
 
-def read_header(path: Path) -> Mapping[str, Any]:
-    """Return name -> {dtype, shape, data_offsets} of a safetensors file. Raises CheckpointError when it is damaged."""
+def _read_header(path: Path) -> Mapping[str, _Stored]:
+    """Return where each tensor of a safetensors file lies. Raises CheckpointError when the file is damaged."""
     size = path.stat().st_size
     with path.open("rb") as handle:
-        length = int.from_bytes(handle.read(_HEADER_LENGTH_BYTES), "little")
-        if length > size - _HEADER_LENGTH_BYTES:
+        length = int.from_bytes(handle.read(HEADER_LENGTH_BYTES), "little")
+        if length > size - HEADER_LENGTH_BYTES:
             raise CheckpointError(f"{path} is cut short or no safetensors file; download the checkpoint again")
         try:
             header: dict[str, Any] = json.loads(handle.read(length))
-        except (UnicodeDecodeError, json.JSONDecodeError):
+            header.pop("__metadata__", None)
+            start = HEADER_LENGTH_BYTES + length
+            found = {
+                name: _Stored(
+                    path,
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    start + entry["data_offsets"][0],
+                    entry["data_offsets"][1] - entry["data_offsets"][0],
+                )
+                for name, entry in header.items()
+            }
+        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError, IndexError):
             raise CheckpointError(f"{path} is no safetensors file; download the checkpoint again") from None
-    header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != _HEADER_LENGTH_BYTES + length + end:
-        raise CheckpointError(
-            f"{path} has {size} bytes where its header promises {_HEADER_LENGTH_BYTES + length + end}; "
-            "download the checkpoint again"
-        )
-    return header
+    for name, stored in found.items():
+        if stored.dtype in _ITEM_BYTES and prod(stored.shape) * _ITEM_BYTES[stored.dtype] != stored.size:
+            raise CheckpointError(f"{path} is damaged: shape and size disagree; download the checkpoint again", name)
+    end = max((stored.first + stored.size for stored in found.values()), default=start)
+    if size != end:
+        raise CheckpointError(f"{path} has {size} bytes where its header promises {end}; download the checkpoint again")
+    return found
