@@ -187,6 +187,12 @@ class TestMetadata:
         with pytest.raises(CheckpointError, match=named):
             open_checkpoint(tmp_path / "m.gguf")
 
+    def test_the_end_of_a_turn_ends_an_answer(self, tmp_path: Path) -> None:
+        write_gguf(tmp_path / "m.gguf", extra={"tokenizer.ggml.eot_token_id": 7})
+        assert open_checkpoint(tmp_path / "m.gguf").spec.eos_token_ids == (0, 7)
+        write_gguf(tmp_path / "m.gguf", extra={"tokenizer.ggml.eot_token_id": 0})
+        assert open_checkpoint(tmp_path / "m.gguf").spec.eos_token_ids == (0,)
+
     def test_unknown_tensor_is_refused(self, tmp_path: Path) -> None:
         write_gguf(tmp_path / "m.gguf", tensors={"blk.0.attn_sinks.weight": np.ones(4, np.float32)})
         with pytest.raises(CheckpointError, match=r"blk\.0\.attn_sinks\.weight"):
