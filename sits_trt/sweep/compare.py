@@ -32,14 +32,24 @@ SAME_WITHIN = 0.05
 class Verdict:
     """A build beside the unquantized build of the same checkpoint.
 
-    `speedups` maps level labels to how many times faster the median request ends; `sentence` is for people.
+    `speedups` maps level labels to how many times faster the median request ends; it is empty where either was
+    served by a stand-in, as that says nothing of the engines. `sentence` is for people.
     """
 
     build: str
     baseline: str
     speedups: dict[str, float]
-    perplexity_increase: float | None
     sentence: str
+
+
+def runner_of(build: BuildResult) -> str:
+    """The runner that served the build, without the reason."""
+    return build.info.served_by.partition(":")[0]
+
+
+def is_stand_in(build: BuildResult) -> bool:
+    """Say whether the build was served by the eager runner in place of the engine that it is made for."""
+    return build.info.backend != "eager" and runner_of(build).startswith("eager")
 
 
 def verdicts(result: SweepResult) -> list[Verdict]:
@@ -47,17 +57,9 @@ def verdicts(result: SweepResult) -> list[Verdict]:
     found = []
     for build in result.builds:
         baseline = _baseline(result, build)
-        if baseline is None:
-            continue
-        speedups = {}
-        for load in result.loads():
-            ours, theirs = build.level(load.key), baseline.level(load.key)
-            if ours and theirs and ours.e2e_ms and theirs.e2e_ms:
-                speedups[load.label] = theirs.e2e_ms.p50 / ours.e2e_ms.p50
-        if speedups:
-            increase = build.accuracy.perplexity_increase if build.accuracy else None
-            sentence = _sentence(build.info.name, baseline.info.name, speedups, increase)
-            found.append(Verdict(build.info.name, baseline.info.name, speedups, increase, sentence))
+        if baseline is not None and build.levels:
+            speedups = {} if is_stand_in(build) or is_stand_in(baseline) else _speedups(build, baseline, result)
+            found.append(Verdict(build.info.name, baseline.info.name, speedups, _sentence(build, baseline, speedups)))
     return found
 
 
@@ -74,21 +76,41 @@ def _baseline(result: SweepResult, build: BuildResult) -> BuildResult | None:
     return next(same_model, None)
 
 
-def _sentence(name: str, baseline: str, speedups: dict[str, float], increase: float | None) -> str:
+def _speedups(build: BuildResult, baseline: BuildResult, result: SweepResult) -> dict[str, float]:
+    speedups = {}
+    for load in result.loads():
+        ours, theirs = build.level(load.key), baseline.level(load.key)
+        if ours and theirs and ours.e2e_ms and theirs.e2e_ms:
+            speedups[load.label] = theirs.e2e_ms.p50 / ours.e2e_ms.p50
+    return speedups
+
+
+def _sentence(build: BuildResult, baseline: BuildResult, speedups: dict[str, float]) -> str:
+    name = baseline.info.name
+    facts = []
+    if speedups:
+        ratios = [f"{ratio:.2f}× at {label}" for label, ratio in speedups.items()]
+        facts.append(", ".join(ratios).replace("×", "× the speed", 1))
+    if build.accuracy is not None:
+        facts.append(f"perplexity {build.accuracy.perplexity_increase:+.1%}")
+    if baseline.info.weights_bytes:
+        facts.append(f"{build.info.weights_bytes / baseline.info.weights_bytes:.2f}× the weight bytes")
+    advice = f" {_advice(name, speedups)}." if speedups else ""
+    return f"{build.info.name} against {name}: {'; '.join(facts)}.{advice}"
+
+
+def _advice(baseline: str, speedups: dict[str, float]) -> str:
     faster = [label for label, ratio in speedups.items() if ratio > 1 + SAME_WITHIN]
     slower = [label for label, ratio in speedups.items() if ratio < 1 - SAME_WITHIN]
-    ratios = ", ".join(f"{ratio:.2f}× at {label}" for label, ratio in speedups.items()).replace("×", "× the speed", 1)
-    cost = "" if increase is None else f"; perplexity {increase:+.1%}"
     match bool(faster), bool(slower):
         case True, True:
-            advice = f"Prefer it for {_list(faster)}, and {baseline} for {_list(slower)}"
+            return f"Prefer it for {_list(faster)}, and {baseline} for {_list(slower)}"
         case True, False:
-            advice = "It is never slower"
+            return "It is never slower"
         case False, True:
-            advice = f"It is never faster here: {baseline} is the better choice unless memory decides"
+            return f"It is never faster here: {baseline} is the better choice unless memory decides"
         case _:
-            advice = "No difference in speed"
-    return f"{name} against {baseline}: {ratios}{cost}. {advice}."
+            return "No difference in speed"
 
 
 def _list(labels: Sequence[str]) -> str:

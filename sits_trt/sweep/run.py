@@ -20,7 +20,7 @@ from sits_trt.sweep.machine import describe_machine
 from sits_trt.sweep.metrics import NS_PER_MS, level_metrics, request_figures
 from sits_trt.sweep.parts import Part, Parts
 from sits_trt.sweep.report import write_report
-from sits_trt.sweep.result import BuildInfo, BuildResult, LevelResult, Status, SweepResult
+from sits_trt.sweep.result import Accuracy, BuildInfo, BuildResult, LevelResult, Status, SweepResult
 from sits_trt.sweep.serve import Served, serve
 from sits_trt.sweep.workload import Load, make_prompts
 
@@ -54,6 +54,7 @@ def run_sweep(builds: Sequence[Path], section: SweepSection, out_dir: Path, prog
         parts.take_over(out_dir / "parts")
         for index in range(len(infos)):
             sweep.measure(index, parts)
+            sweep.show_done(index + 1)
             write_report(sweep.result(), partial)
         parts.drop_unused()
         result = sweep.result()
@@ -101,10 +102,24 @@ class _Sweep:
             for grown in self._levels(build, parts):
                 self.results[index] = grown
             measured = self.results[index]
-            score = measure_accuracy(build.info, self.section.accuracy, self._accuracy_progress(build.info.name))
+            score = self._reference_score(build.info) or measure_accuracy(
+                build.info, self.section.accuracy, self._accuracy_progress(build.info.name)
+            )
             self.results[index] = replace(measured, status=Status.COMPLETE, reason="", accuracy=score)
         except SitsError as error:
             self.results[index] = replace(self.results[index], status=Status.FAILED, reason=str(error))
+
+    def show_done(self, builds: int) -> None:
+        self.done = builds * self.steps_of_a_build
+        self._advance(0, f"{builds} of {len(self.results)} builds")
+
+    def _reference_score(self, info: BuildInfo) -> Accuracy | None:
+        """Return an fp16 build's accuracy where a build quantized from the same checkpoint has just measured it."""
+        for other in self.results:
+            same_model = other.info.checkpoint_fingerprint == info.checkpoint_fingerprint
+            if not info.quantized and same_model and other.accuracy and other.accuracy.reference_perplexity:
+                return Accuracy(other.accuracy.reference_perplexity, other.accuracy.tokens)
+        return None
 
     def _levels(self, build: BuildResult, parts: Parts) -> Iterator[BuildResult]:
         """Yield the build again with each further level; the server runs only if a level is missing."""

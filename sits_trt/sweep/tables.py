@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sits_trt.sweep.compare import is_stand_in, runner_of
 from sits_trt.sweep.metrics import Summary
 from sits_trt.sweep.result import BuildResult, LevelResult, Status, SweepResult
 
@@ -80,15 +81,10 @@ def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
     return (*row, build.status.value)
 
 
-def runner_of(build: BuildResult) -> str:
-    """The runner that served the build, without the reason."""
-    return build.info.served_by.partition(":")[0]
-
-
 def stand_ins(result: SweepResult) -> str:
     """Say which measured builds were not served by the engine they are made for; empty when all were."""
     measured = [build for build in result.builds if build.levels]
-    others = [b for b in measured if b.info.backend != "eager" and runner_of(b).startswith("eager")]
+    others = [build for build in measured if is_stand_in(build)]
     if not others:
         return ""
     engines = " and ".join(dict.fromkeys(f"{b.info.backend} on {b.info.target}" for b in others))

@@ -208,6 +208,14 @@ class TestMaterialize:
         materialize(single, tmp_path / "out", "float16")
         assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
 
+    def test_the_source_is_never_overwritten(self, single: Path) -> None:
+        before = {path.name: path.read_bytes() for path in single.iterdir()}
+        with pytest.raises(CheckpointError, match="another directory"):
+            materialize(single, single / ".." / single.name, "float16")
+        with pytest.raises(CheckpointError, match="another directory"):
+            write_quantized(single, open_checkpoint(single), {}.items(), {})
+        assert {path.name: path.read_bytes() for path in single.iterdir()} == before
+
     def test_values_that_float16_cannot_hold(self, single: Path, tmp_path: Path) -> None:
         edit_tensors(single, lambda tensors: tensors["model.norm.weight"].fill_(1e5))
         with pytest.raises(CheckpointError, match=r"model.norm.weight.*overflows float16.*bfloat16"):

@@ -187,17 +187,21 @@ def test_a_discarded_step_is_computed_again() -> None:
 
 
 def test_an_error_of_one_sequence_ends_it_alone_and_its_tiles_are_not_shared() -> None:
-    bench = Workbench(limits())
-    bad, good = bench.add(request(prompt(40), 4)), bench.add(request(prompt(20, 1), 4))
+    bench = Workbench(limits(step_tokens=48))
+    bad = bench.add(request(prompt(60), 4))
+    bench.step()
+    good = bench.add(request(prompt(20, 1), 4))
     step = bench.scheduler.schedule()
+    assert {advance.key for advance in step.draws} == {bad, good}
     events = bench.scheduler.apply(StepResult(step.number, {good: 5}, errors={bad: "no finite logits"}))
     assert {(event.key, event.error, event.finish_reason) for event in events} == {
         (bad, "no finite logits", FinishReason.ERROR),
         (good, "", None),
     }
     bench.scheduler.check()
-    again = bench.add(request(prompt(40), 4))
-    bench.step()
+    again = bench.add(request(prompt(60), 4))
+    while not bench.events[again]:
+        bench.step()
     assert bench.events[again][-1].cached_tokens == 0
 
 

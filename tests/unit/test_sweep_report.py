@@ -201,26 +201,37 @@ def test_pareto_front() -> None:
     assert pareto_front([]) == []
 
 
+def native(build: BuildResult) -> BuildResult:
+    """The same build, served by the engine it is made for."""
+    return replace(build, info=replace(build.info, served_by="tensorrt-rtx runner on cuda: an A100 is here"))
+
+
 def test_verdicts_say_where_quantization_pays() -> None:
-    base = made_build(0, quantized=False)
-    slow_at_16 = made_build(1)
+    base = native(made_build(0, quantized=False))
+    slow_at_16 = native(made_build(1))
     slow_at_16 = replace(slow_at_16, levels=[*slow_at_16.levels[:2], made_level(Load(concurrency=16), 60.0)])
     (verdict,) = verdicts(made_result([base, slow_at_16]))
     assert verdict.speedups["1 stream"] == pytest.approx(10 / 8.5, rel=1e-3)
     assert verdict.sentence == (
         "int4-1 against fp16: 1.18× the speed at 1 stream, 1.18× at 4 streams, 0.57× at 16 streams; "
-        "perplexity +2.1%. Prefer it for 1 stream and 4 streams, and fp16 for 16 streams."
+        "perplexity +2.1%; 0.44× the weight bytes. Prefer it for 1 stream and 4 streams, and fp16 for 16 streams."
     )
 
 
 def test_verdicts_compare_only_builds_of_one_checkpoint_that_were_measured() -> None:
-    base, other = made_build(0, quantized=False), made_build(1)
+    base, other = native(made_build(0, quantized=False)), native(made_build(1))
     foreign = replace(other, info=replace(other.info, checkpoint_fingerprint="d" * 32))
     assert verdicts(made_result([base, foreign])) == []
     assert verdicts(made_result([replace(base, levels=[]), other])) == []
     assert verdicts(made_result([other])) == []
     equal = replace(other, levels=base.levels)
     assert verdicts(made_result([base, equal]))[0].sentence.endswith("No difference in speed.")
+
+
+def test_a_stand_in_says_nothing_of_speed() -> None:
+    (verdict,) = verdicts(made_result([native(made_build(0, quantized=False)), made_build(1)]))
+    assert verdict.speedups == {}
+    assert verdict.sentence == "int4-1 against fp16: perplexity +2.1%; 0.44× the weight bytes."
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,21 @@ def test_a_server_that_refuses_every_request_fails_its_build(bench: Bench, build
     assert build.reason == "every warm-up request failed, the first with: the engine is dead"
 
 
+def test_an_fp16_build_after_its_int4_one_is_not_scored_again(
+    bench: Bench, builds: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[str] = []
+    real = room.measure_accuracy
+    monkeypatch.setattr(room, "measure_accuracy", lambda info, *rest: scored.append(info.name) or real(info, *rest))
+    _, plain = run_sweep(builds[::-1], SECTION, tmp_path / "report", silent).builds
+    assert scored == ["int4"]
+    alone = real(plain.info, SECTION.accuracy, silent)
+    assert plain.accuracy is not None
+    assert plain.accuracy.perplexity == pytest.approx(alone.perplexity, rel=1e-6)
+    assert plain.accuracy.tokens == alone.tokens
+    assert plain.accuracy.kl_divergence is None
+
+
 def test_an_unfinished_build_is_shown_and_not_served(bench: Bench, builds: list[Path], tmp_path: Path) -> None:
     (builds[0] / "repository" / "manifest.json").unlink()
     result = run_sweep(builds, SECTION, tmp_path / "report", silent)
