@@ -9,6 +9,7 @@ from math import ceil, floor, hypot, log10
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 30, 42
 DOT_RADIUS = 5
+LEAST_SPAN = 0.3
 LABEL_RADIUS = 7.5
 """A label is one or two digits; this circle covers them."""
 
@@ -66,10 +67,15 @@ def colour(build: int) -> str:
 
 
 def nice_axis(label: str, values: Sequence[float], *, include_zero: bool, suffix: str = "", scale: float = 1) -> Axis:
-    """Return an axis that holds all `values` with round ticks; `scale` multiplies the tick texts."""
+    """Return an axis that holds all `values` with round ticks; `scale` multiplies the tick texts.
+
+    Without zero it spans at least `LEAST_SPAN` of the largest value, so that a small difference looks small.
+    """
     low, high = min(values), max(values)
     if include_zero:
         low, high = min(low, 0.0), max(high, 0.0)
+    elif (lacking := LEAST_SPAN * high - (high - low)) > 0:
+        low, high = low - lacking / 2, high + lacking / 2
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-3):
         low, high = low - abs(low) * 0.1, high + (abs(high) * 0.1 or 0.01)
     step = _nice_step((high - low) / 4)
