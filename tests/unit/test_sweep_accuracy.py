@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ from sits_trt.sweep.builds import describe_builds
 from tests.support.builds import stub_build
 
 SECTION = AccuracySection(blocks=2, block_tokens=70, prompts=3, exact_match_tokens=5)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Operations as small as these only wait for each other on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def silent(done: int, total: int, what: str) -> None:
