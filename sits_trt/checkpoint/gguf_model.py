@@ -98,10 +98,10 @@ class GgufModel:
         if self._get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
             raise CheckpointError(f"{self.file.path}: RoPE over a part of each head is not supported")
         tokens = {key: self.file.metadata.get(f"tokenizer.ggml.{name}") for key, name in _TOKEN_KEYS.items()}
+        # Chat models end an answer with the end of the text or of the turn.
         end_of_turn = self.file.metadata.get("tokenizer.ggml.eot_token_id")
-        if end_of_turn not in (None, tokens["eos_token_id"]):
-            # Chat models end an answer with either.
-            tokens["eos_token_id"] = [tokens["eos_token_id"], end_of_turn]
+        ends = {end for end in (tokens["eos_token_id"], end_of_turn) if end is not None}
+        tokens["eos_token_id"] = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
         return {
             "architectures": [hf_architecture],
             "model_type": FAMILIES[hf_architecture].model_type,

@@ -24,7 +24,7 @@ def materialize(
 
     The result is a plain Hugging Face directory that transformers loads: config.json, generation_config.json,
     model*.safetensors, tokenizer files and chat template. `dtype` is 'float16', 'bfloat16' or 'float32'.
-    Raises CheckpointError for a bad source, and for a weight that float16 cannot hold.
+    Raises CheckpointError for a bad source, for a weight that float16 cannot hold, and where `out_dir` is the source.
     """
     import torch
 
@@ -33,6 +33,7 @@ def materialize(
     checkpoint = open_checkpoint(source)
     if checkpoint.formats:
         raise CheckpointError(f"{source} is already quantized; give the original checkpoint")
+    refuse_same_directory(checkpoint, out_dir)
     target: torch.dtype = getattr(torch, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.save_tokenizer(out_dir)
@@ -49,6 +50,12 @@ def materialize(
     write_config(out_dir, checkpoint, dtype)
     writer.finish()
     progress(len(names), len(names), "checkpoint")
+
+
+def refuse_same_directory(checkpoint: Checkpoint, out_dir: Path) -> None:
+    """Raise CheckpointError when writing into `out_dir` would overwrite the checkpoint that is read."""
+    if checkpoint.directory.resolve() == out_dir.resolve():
+        raise CheckpointError(f"{out_dir} holds the checkpoint that is read; write into another directory")
 
 
 def write_config(out_dir: Path, checkpoint: Checkpoint, dtype: str | None = None) -> None:

@@ -37,8 +37,9 @@ def write_quantized(
     behind, when a tensor is missing, superfluous or of the wrong shape.
     """
     from sits_trt.checkpoint.expected import check_tensors
-    from sits_trt.checkpoint.materialize import write_config
+    from sits_trt.checkpoint.materialize import refuse_same_directory, write_config
 
+    refuse_same_directory(source_checkpoint, out_dir)
     (out_dir / QUANT_NAME).unlink(missing_ok=True)
     writer = ShardWriter(out_dir)
     shapes = {}
