@@ -122,6 +122,11 @@ def _check(checkpoint: CheckpointLike, tile: TileSpec, limits: EngineLimits) -> 
             f"sequences of {limits.max_seq_tokens} tokens exceed the model's {spec.max_positions} positions; "
             "lower engine.prompt_tokens.max or engine.max_output_tokens"
         )
+    if spec.attention_softcap:
+        raise ExportError(
+            f"models of family '{spec.family}' cap their attention scores, which {contract.ATTENTION_PLUGIN} does not; "
+            "use engine.backend=eager"
+        )
     if _EMBEDDING not in set(checkpoint):
         raise ExportError(f"the checkpoint has no {_EMBEDDING}; is the download complete?")
     dtype = checkpoint[_EMBEDDING].dtype

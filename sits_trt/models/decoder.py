@@ -118,11 +118,13 @@ class DecoderLayer(nn.Module):
         qkv = self.qkv(self.input_norm(x))
         if self.spec.qk_norm:
             qkv = self._normed_heads(qkv)
+        # Left out where there is none: the exported op then has no argument that engines do not know.
+        softcap = (self.spec.attention_softcap,) if self.spec.attention_softcap else ()
         attention = tiled_attention_functional if torch.compiler.is_exporting() else tiled_attention
         return attention(
             qkv, kv_pool, tile_table, context_lens, query_starts, table,
             self.index, self.spec.num_heads, self.spec.num_kv_heads,
-            self.spec.layer_windows[self.index], self.spec.softmax_scale,
+            self.spec.layer_windows[self.index], self.spec.softmax_scale, *softcap,
         )  # fmt: skip
 
     def activated(self, x: Tensor) -> Tensor:

@@ -17,12 +17,14 @@ def _token_places(tile_table: Tensor, context_lens: Tensor, query_starts: Tensor
     return sequence, position
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, context: int, window: int, scale: float) -> Tensor:
-    """Causal attention of q [new, heads, d] over k and v [kv_heads, context+new, d]; window 0 is unbounded."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, context: int, window: int, scale: float, softcap: float = 0.0) -> Tensor:
+    """Causal attention of q [new, heads, d] over k and v [kv_heads, context+new, d]; window and softcap 0 are none."""
     new, heads, dim = q.shape
     kv_heads, total, _ = k.shape
     grouped = q.reshape(new, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
     scores = (grouped @ k.transpose(1, 2)).reshape(kv_heads, -1, new, total) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     query = torch.arange(context, context + new, device=q.device)[:, None]
     key = torch.arange(total, device=q.device)[None, :]
     hidden = key > query
@@ -46,6 +48,7 @@ def tiled_attention(
     num_kv_heads: int,
     window: int,
     scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     """Rotate q and k, append k and v of one layer to the pool, and attend causally.
 
@@ -56,6 +59,7 @@ def tiled_attention(
     query_starts: int32 [batch+1], where each sequence's new tokens start in qkv, then their end.
     rope_table: float32 [positions, head_dim] of `ops.rope.rope_table`.
     window: newest tokens that a token may attend to, itself included; 0 for all.
+    scale: factor of the scores. softcap: c turns a score x into c * tanh(x / c); 0 leaves it as it is.
     Returns [tokens, num_heads * head_dim] in qkv's dtype. Arithmetic is float32, or float64 for float64 input.
     """
     tokens, dim, tile_tokens = qkv.shape[0], kv_pool.shape[-1], kv_pool.shape[-2]
@@ -79,7 +83,7 @@ def tiled_attention(
             kv_pool[used, layer, side].permute(1, 0, 2, 3).reshape(num_kv_heads, -1, dim)[:, :total].to(exact)
             for side in (0, 1)
         )
-        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale).to(out.dtype)
+        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale, softcap).to(out.dtype)
     return out
 
 
@@ -96,6 +100,7 @@ def _(
     num_kv_heads: int,
     window: int,
     scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     return qkv.new_empty(qkv.shape[0], num_heads * kv_pool.shape[-1])
 
@@ -113,11 +118,12 @@ def tiled_attention_functional(
     num_kv_heads: int,
     window: int,
     scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     """The twin that graphs are exported with: same result, the pool's update left to the plugin behind the node."""
     return tiled_attention(
         qkv, kv_pool.clone(), tile_table, context_lens, query_starts, rope_table,
-        layer, num_heads, num_kv_heads, window, scale,
+        layer, num_heads, num_kv_heads, window, scale, softcap,
     )  # fmt: skip
 
 
@@ -134,5 +140,6 @@ def _(
     num_kv_heads: int,
     window: int,
     scale: float,
+    softcap: float = 0.0,
 ) -> Tensor:
     return qkv.new_empty(qkv.shape[0], num_heads * kv_pool.shape[-1])

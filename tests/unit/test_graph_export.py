@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,11 @@ def test_refuses_float32_checkpoints(tmp_path: Path) -> None:
 
 def test_refuses_more_positions_than_the_model_has(checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:
     refused(checkpoint, tmp_path, "513 tokens exceed the model's 512 positions", max_seq_tokens=513)
+
+
+def test_refuses_capped_attention(checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:
+    spec = replace(checkpoint.spec, family="gemma2", attention_softcap=50.0)
+    refused(MemoryCheckpoint(spec, dict(checkpoint), checkpoint.formats), tmp_path, "family 'gemma2' cap.*eager")
 
 
 def test_refuses_a_checkpoint_without_embedding(checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:

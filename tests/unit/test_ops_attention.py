@@ -46,13 +46,13 @@ class Batch:
         qkv = torch.cat(new).reshape(sum(counts), -1)
         return qkv, self.pool, self.table, torch.tensor(self.done, dtype=torch.int32), starts, self.rope
 
-    def step(self, counts: tuple[int, ...], window: int, scale: float) -> list[Tensor]:
+    def step(self, counts: tuple[int, ...], window: int, scale: float, *softcap: float) -> list[Tensor]:
         """Advance each sequence by `counts` tokens; return each one's output [count, heads * dim]."""
-        out = tiled_attention(*self.arguments(counts), LAYER, self.heads, self.kv_heads, window, scale)
+        out = tiled_attention(*self.arguments(counts), LAYER, self.heads, self.kv_heads, window, scale, *softcap)
         self.done = [d + c for d, c in zip(self.done, counts, strict=True)]
         return list(out.split(list(counts)))
 
-    def dense(self, index: int, window: int, scale: float) -> Tensor:
+    def dense(self, index: int, window: int, scale: float, softcap: float = math.inf) -> Tensor:
         """The twin: rotate by complex numbers, repeat k and v for their heads, mask, softmax. [length, heads * dim]"""
         tokens = self.tokens[index]
         length, half = tokens.shape[0], self.dim // 2
@@ -68,6 +68,8 @@ class Batch:
         group = self.heads // self.kv_heads
         k, v = rotate(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("qhd,khd->hqk", rotate(q), k) * scale
+        if softcap < math.inf:
+            scores = softcap * torch.tanh(scores / softcap)
         age = torch.arange(length)[:, None] - torch.arange(length)[None, :]
         hidden = (age < 0) | ((age >= window) if window else False)
         weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
@@ -105,6 +107,15 @@ def test_head_groupings(heads: int, kv_heads: int, dim: int) -> None:
         assert (out - batch.dense(index, 0, dim**-0.5)).abs().max() < TOLERANCE
 
 
+@pytest.mark.parametrize("softcap", [0.5, 20.0])
+def test_capped_scores(softcap: float) -> None:
+    batch = Batch(heads=4, kv_heads=2, dim=8, tile_tokens=16, lengths=(37, 16))
+    uncapped = batch.dense(0, 9, 1.0)
+    for index, out in enumerate(batch.step((37, 16), 9, 1.0, softcap)):
+        assert (out - batch.dense(index, 9, 1.0, softcap)).abs().max() < TOLERANCE
+    assert (batch.dense(0, 9, 1.0, softcap) - uncapped).abs().max() > 100 * TOLERANCE
+
+
 def test_only_the_places_of_the_new_tokens_are_written() -> None:
     batch = Batch(heads=2, kv_heads=2, dim=4, tile_tokens=8, lengths=(11, 9))
     batch.step((11, 0), 0, 1.0)
@@ -133,7 +144,7 @@ def test_stored_values_are_rotated_keys_and_plain_values() -> None:
 def test_functional_twin_is_equal_and_leaves_the_pool_alone() -> None:
     batch = Batch(heads=4, kv_heads=2, dim=8, tile_tokens=16, lengths=(20, 5))
     arguments = batch.arguments((20, 5))
-    settings = (LAYER, 4, 2, 7, 0.5)
+    settings = (LAYER, 4, 2, 7, 0.5, 3.0)
     functional = tiled_attention_functional(*arguments, *settings)
     assert batch.pool.isnan().all()
     assert torch.equal(functional, tiled_attention(*arguments, *settings))
