@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -29,22 +30,27 @@ _HIDDEN_TRITON_POINTERS = 2
 Source = TritonKernel | CudaModule
 
 
-def catalogue(sm: int, prefix: str = "") -> list[Source]:
-    """Return every kernel to compile for `sm` whose name starts with `prefix`. Imports OpenAI Triton."""
+def every_kernel(name: str) -> bool:
+    """Want the kernel or module called `name`, whatever it is."""
+    return True
+
+
+def catalogue(sm: int, wanted: Callable[[str], bool] = every_kernel) -> list[Source]:
+    """Return every kernel to compile for `sm` whose name is wanted. Imports OpenAI Triton."""
     found: list[Source] = []
     for name in _CATALOGUES:
         if importlib.util.find_spec(f"sits_plugins.{name}") is not None:
             found += importlib.import_module(f"sits_plugins.{name}").kernels(sm)
-    return [source for source in found if source.name.startswith(prefix)]
+    return [source for source in found if wanted(source.name)]
 
 
 def compile_bundle(
     sm: int,
     out_dir: Path,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-    prefix: str = "",
+    wanted: Callable[[str], bool] = every_kernel,
 ) -> KernelBundle:
-    """Compile the kernels whose names start with `prefix` into `out_dir` and return the bundle.
+    """Compile the kernels whose names are wanted (`linear_catalogue.needed` knows a recipe's) into `out_dir` and return the bundle.
 
     Cubins of an earlier, unfinished call are overwritten; the manifest is written last. Raises PluginError for an
     SM that is not supported, a compiler that is not installed, and a kernel that does not compile.
@@ -52,7 +58,7 @@ def compile_bundle(
     if sm not in SMS:
         raise PluginError(f"no kernels for SM {sm}; supported: {', '.join(map(str, SMS))}", "kernel bundle")
     out_dir.mkdir(parents=True, exist_ok=True)
-    sources = _catalogue_or_explain(sm, prefix)
+    sources = _catalogue_or_explain(sm, wanted)
     kernels: list[Kernel] = []
     for done, source in enumerate(sources):
         progress(done, len(sources), source.name)
@@ -74,7 +80,7 @@ def compile_bundle(
 def sources_fingerprint(sm: int) -> str:
     """Return the identity of everything that a bundle for `sm` is made from: sources, ABI and compiler versions."""
     here = Path(__file__).parent
-    sources = {path.name: file_digest(path) for path in sorted(here.iterdir()) if path.suffix in (".py", ".cu")}
+    sources = {path.name: file_digest(path) for path in sorted(here.iterdir()) if path.suffix in (".py", ".cu", ".cuh")}
     return fingerprint([sm, KERNEL_ABI, sources, tool_versions("triton", "nvidia-cuda-nvrtc")])
 
 
@@ -85,9 +91,9 @@ def compile_source(source: Source, sm: int, out_dir: Path) -> list[Kernel]:
     return [_compile_triton(source, sm, out_dir)]
 
 
-def _catalogue_or_explain(sm: int, prefix: str) -> list[Source]:
+def _catalogue_or_explain(sm: int, wanted: Callable[[str], bool]) -> list[Source]:
     try:
-        return catalogue(sm, prefix)
+        return catalogue(sm, wanted)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "triton":
             raise
@@ -137,11 +143,20 @@ def _compile_cuda(module: CudaModule, sm: int, out_dir: Path) -> list[Kernel]:
     except ImportError:
         message = "cuda-bindings is not installed; pip install 'sits-trt[cpu]'"
         raise PluginError(message, "kernel bundle") from None
-    text = (Path(__file__).parent / module.source).read_bytes()
+    here = Path(__file__).parent
+    lines = [f"KERNEL({', '.join(map(str, (k.name, *k.template)))})" for k in module.kernels if k.template]
+    text = (here / module.source).read_bytes() + "\n".join(["", *lines, ""]).encode()
+    headers = sorted(here.glob("*.cuh"))
     suffix = "a" if module.architecture_specific else ""
-    options = [f"--gpu-architecture=sm_{sm}{suffix}", "--std=c++17", "--extra-device-vectorization"]
+    options = [f"--gpu-architecture=sm_{sm}{suffix}", "--std=c++17"]
     options += [f"-D{name}={value}" for name, value in module.defines.items()]
-    status, program = nvrtc.nvrtcCreateProgram(text, module.source.encode(), 0, [], [])
+    status, program = nvrtc.nvrtcCreateProgram(
+        text,
+        module.source.encode(),
+        len(headers),
+        [h.read_bytes() for h in headers],
+        [h.name.encode() for h in headers],
+    )
     if int(status) != 0:
         raise PluginError(f"NVRTC failed: {status.name}", f"kernel {module.name}")
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -172,10 +187,11 @@ def _compile_cuda(module: CudaModule, sm: int, out_dir: Path) -> list[Kernel]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m sits_plugins.compile SM DIRECTORY [PREFIX]` writes a bundle."""
-    sm, directory, *prefix = arguments
-    bundle = compile_bundle(int(sm), Path(directory), lambda done, total, what: print(done, total, what), *prefix)
-    print(bundle.digest())
+    """`python -m sits_plugins.compile SM DIRECTORY [PATTERN]` writes a bundle of the kernels that match PATTERN."""
+    sm, directory, *pattern = arguments
+    expression = re.compile(pattern[0] if pattern else "")
+    bundle = compile_bundle(int(sm), Path(directory), wanted=lambda name: expression.search(name) is not None)
+    print(f"{len(bundle.kernels)} kernels, digest {bundle.digest()}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ class Axis:
 class CudaKernel:
     """One `extern "C"` kernel of a CUDA C++ source. `arguments` are (name, type), types of ARGUMENT_BYTES.
 
+    With `template`, the source's macro KERNEL(name, *template) makes the kernel; else the source has it already.
     A `dependent` kernel executes griddepcontrol.wait before it touches what earlier kernels wrote or may still read.
     """
 
@@ -37,6 +38,7 @@ class CudaKernel:
     arguments: tuple[tuple[str, str], ...]
     grid: tuple[Axis, Axis, Axis]
     threads: int
+    template: tuple[Any, ...] = ()
     shared_bytes: int = 0
     dependent: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class CudaKernel:
 
 @dataclass(frozen=True)
 class CudaModule:
-    """A CUDA C++ source of this package and its kernels, compiled into one cubin.
+    """A CUDA C++ source of this package and its kernels, compiled into one cubin. It may include the package's *.cuh.
 
     `architecture_specific` asks for the sm_90a kind of target, whose code runs on that SM alone.
     """
