@@ -14,12 +14,14 @@ _BOOKKEEPING = frozenset({
     "is_llama_config", "attn_implementation", "license", "language", "return_dict", "use_return_dict",
     "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate", "use_cache",
     "cache_implementation", "tf_legacy_loss", "chunk_size_feed_forward", "pretraining_tp", "sep_token_id",
-    "decoder_start_token_id", "remove_invalid_values", "model_max_length",
+    "decoder_start_token_id", "remove_invalid_values", "model_max_length", "max_sequence_length",
+    "max_seq_len", "max_seq_length", "seq_length", "bos_token", "eos_token", "pad_token", "model_parallel", "use_flash_attn",
 })  # fmt: skip
 
 _TRAINING = frozenset({
     "initializer_range", "attention_dropout", "hidden_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob",
     "embd_pdrop", "resid_pdrop", "gradient_checkpointing", "router_aux_loss_coef", "output_router_logits",
+    "neftune_noise_alpha",
 })  # fmt: skip
 
 _GENERATION = frozenset({

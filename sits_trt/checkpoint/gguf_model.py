@@ -93,7 +93,8 @@ class GgufModel:
         config: dict[str, Any] = {
             hf: self._get(key) for key, hf in _CONFIG_KEYS.items() if self._get(key) is not None
         }  # fmt: skip
-        config.setdefault("vocab_size", self.shapes.get("model.embed_tokens.weight", (None,))[0])
+        if "model.embed_tokens.weight" in self.shapes:
+            config["vocab_size"] = self.shapes["model.embed_tokens.weight"][0]
         config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
         if self._get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
             raise CheckpointError(f"{self.file.path}: RoPE over a part of each head is not supported")

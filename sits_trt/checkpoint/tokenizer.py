@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Backend
 
@@ -51,8 +52,14 @@ class Tokenizer:
         return next(iter(self._ids(name, token_ids)), None)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of `text`; special tokens written in the text are recognised."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        """Return the token ids of `text`; special tokens written in the text are recognised.
+
+        Raises RequestError for text that is no Unicode, such as half of a surrogate pair.
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, UnicodeEncodeError):
+            raise RequestError("the text is not valid Unicode; send it as UTF-8") from None
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -76,14 +83,30 @@ class Tokenizer:
             text: str = template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, tools=None, **self._special
             )
-        except TemplateError as error:
+        except _TEMPLATE_FAILURES as error:
             raise RequestError(f"the chat template refuses these messages ({error})") from None
         return text
 
 
+_TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+"""What a template raises on messages that it was not written for, such as content that is no text."""
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what a model is trained to say. It does not change the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return the environment that chat templates are written for (transformers documents the helpers)."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)

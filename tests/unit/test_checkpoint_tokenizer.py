@@ -74,7 +74,8 @@ class TestChatTemplate:
         save_tiny_tokenizer(tmp_path)
         template = (
             "{%- for m in messages %}\n    {%- if loop.index0 > 0 %}{% break %}{% endif %}\n"
-            "    {{- m['content'] | trim }}|{{ m | tojson }}|{{ strftime_now('%Y') | length }}\n{%- endfor %}"
+            "    {%- generation %}{{- m['content'] | trim }}{% endgeneration %}|"
+            "{{ m | tojson }}|{{ strftime_now('%Y') | length }}\n{%- endfor %}"
         )
         settings(tmp_path, chat_template=template)
         messages = [{"role": "user", "content": " é "}, {"role": "user", "content": "second"}]
@@ -100,6 +101,18 @@ class TestChatTemplate:
             render("{{ messages.__class__.__mro__[1].__subclasses__() }}")
         with pytest.raises(RequestError):
             render("{{ messages.append(1) }}")
+        with pytest.raises(RequestError, match="refuses these messages"):
+            render("{{ messages[0]['content'] + 1 }}")
+        with pytest.raises(RequestError, match="refuses these messages"):
+            render("{{ 1 / 0 }}")
+        with pytest.raises(RequestError, match="refuses these messages"):
+            render("{% for i in range(10 ** 9) %}{% endfor %}")
+
+
+def test_half_a_surrogate_pair_is_one_bad_request(tmp_path: Path) -> None:
+    save_byte_tokenizer(tmp_path)
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        load_tokenizer(tmp_path).encode("a\ud83d")
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
