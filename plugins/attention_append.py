@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-
 from sits_plugins.attention_kv import INT4, NATIVE, encode, load_halves, pool_rows, rotate, store_rows
 
 
@@ -29,7 +28,7 @@ def attention_append(
     Grid: (ceil(tokens / BLOCK_T), kv_heads). Arguments as of `attention_decode`. In a NATIVE pool the rest of V in
     the tile of a sequence's last token is set to zero, for readers that take whole tiles.
     """
-    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = pool.dtype.element_ty if KV_FORMAT == NATIVE else qkv.dtype.element_ty
     head = tl.program_id(1)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     sequence = tl.minimum(sequences_of(query_starts, token, batch, BLOCK_T, BLOCK_BATCH), batch - 1)

@@ -12,7 +12,6 @@ unit, so the pool is only read for tokens of earlier steps and needs no order am
 
 import triton
 import triton.language as tl
-
 from sits_plugins.attention_kv import (
     INT4,
     NATIVE,
@@ -59,7 +58,7 @@ def _attend_new(
     """Take in the keys and values of the sequence's new tokens up to `token`, and write that token's to the pool."""
     stride = (group + 2) * kv_heads * HEAD_DIM
     one = tl.arange(0, 1)
-    for index in range(0, token + 1):
+    for index in range(token + 1):
         position = context + index
         cosine, sine = load_halves(rope_table + position.to(tl.int64) * HEAD_DIM + one, one == 0, HEAD_DIM, HALF)
         source = qkv + (row + index).to(tl.int64) * stride + (group * kv_heads + head) * HEAD_DIM + one
@@ -196,7 +195,7 @@ def attention_decode(
     group: query heads a KV head, at most ROWS. SPREAD: tiles are smaller than BLOCK_N.
     HALF: HEAD_DIM/2 rounded up to a power of two.
     """
-    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = pool.dtype.element_ty if KV_FORMAT == NATIVE else qkv.dtype.element_ty
     program, programs = tl.program_id(0), tl.num_programs(0)
     total = 0
     for start in range(0, batch, BLOCK_BATCH):

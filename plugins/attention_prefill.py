@@ -6,7 +6,6 @@ pass over the keys of a KV head serves the whole group. K and V of the new token
 
 import triton
 import triton.language as tl
-
 from sits_plugins.attention_kv import INT4, NATIVE, NO_SCORE, load_halves, load_rows, load_tiles, rotate, tile_rows
 
 
@@ -86,7 +85,7 @@ def attention_prefill(
     more keys and come first. Arguments as of `attention_decode`; group is at most BLOCK_M.
     """
     block_q = BLOCK_M // group
-    DTYPE: tl.constexpr = qkv.dtype.element_ty
+    DTYPE: tl.constexpr = pool.dtype.element_ty if KV_FORMAT == NATIVE else qkv.dtype.element_ty
     head = tl.program_id(0)
     number = tl.num_programs(1) - 1 - tl.program_id(1)
     sequence, block = find_block(query_starts, number, batch, block_q, BLOCK_BATCH)
@@ -119,13 +118,13 @@ def attention_prefill(
         HEAD_DIM, KV_FORMAT, HALF, DTYPE, BLOCK_N, SPREAD, STAGES, False,
     )  # fmt: skip
     top, norm, out1, out2 = _attend(
-        pool, pool_scales, table, table_width, q1, q2, top, norm, out1, out2, open_to_all, tl.cdiv(total, BLOCK_N), total,
-        positions, num_layers, layer, kv_heads, tile_shift, head, window, score_scale,
+        pool, pool_scales, table, table_width, q1, q2, top, norm, out1, out2, open_to_all, tl.cdiv(total, BLOCK_N),
+        total, positions, num_layers, layer, kv_heads, tile_shift, head, window, score_scale,
         HEAD_DIM, KV_FORMAT, HALF, DTYPE, BLOCK_N, SPREAD, STAGES, True,
     )  # fmt: skip
     lanes = tl.arange(0, HALF)
     targets = out + ((begin + token).to(tl.int64) * kv_heads + head) * (group * HEAD_DIM) + (rows % group) * HEAD_DIM
     places = targets[:, None] + lanes[None, :]
     keep = mine[:, None] & (lanes < HEAD_DIM // 2)[None, :]
-    tl.store(places, (out1 / norm[:, None]).to(DTYPE), mask=keep)
-    tl.store(places + HEAD_DIM // 2, (out2 / norm[:, None]).to(DTYPE), mask=keep)
+    tl.store(places, (out1 / norm[:, None]).to(out.dtype.element_ty), mask=keep)
+    tl.store(places + HEAD_DIM // 2, (out2 / norm[:, None]).to(out.dtype.element_ty), mask=keep)

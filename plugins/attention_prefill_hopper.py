@@ -64,7 +64,7 @@ def _producer(
         turn += 1
         if item < blocks * kv_heads:
             head = item % kv_heads
-            sequence, start_row, position, rows, first, last = _locate(
+            sequence, _row, position, rows, first, last = _locate(
                 blocks - 1 - item // kv_heads, query_starts, context_lens, batch, window, decode_limit,
                 128 // group, TILES * 64,
             )  # fmt: skip
@@ -134,10 +134,10 @@ def _steps(
     s_layout: gl.constexpr, p_layout: gl.constexpr, o_layout: gl.constexpr,
 ):  # fmt: skip
     """Go down from `step` to `end`: scores of this step beside the values of the step before it."""
+    mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1, pred=step >= end)
     while step >= end:
         slot = count % STAGES
         before = (count - 1) % STAGES
-        mbarrier.wait(k_full.index(slot), (count // STAGES) & 1)
         scores = _scores(q_rows, k_keys, slot, KEYS, PARTS, s_layout)
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
         out1, out2 = _add_values(weights, v_keys, before, out1, out2, PARTS)
@@ -146,14 +146,19 @@ def _steps(
         fresh, top, keep, total = _softmax(scores, step, positions, top, window, score_scale, MASKED, KEYS, s_layout)
         norm = norm * keep + total
         keep = gl.convert_layout(keep, gl.SliceLayout(1, o_layout))[:, None]
+        fresh = gl.convert_layout(fresh.to(DTYPE), p_layout)
+        # Looking for the next keys here parts the softmax from the wait for the values, behind which the
+        # assembler would otherwise move all of it.
+        after = count + 1
+        mbarrier.wait(k_full.index(after % STAGES), (after // STAGES) & 1, pred=step > end)
         if PARTS == 2:
-            out1, out2, weights = warpgroup_mma_wait(0, deps=[out1, out2, weights])
+            out1, out2, weights, fresh = warpgroup_mma_wait(0, deps=[out1, out2, weights, fresh])
             out2 = out2 * keep
         else:
-            out1, weights = warpgroup_mma_wait(0, deps=[out1, weights])
+            out1, weights, fresh = warpgroup_mma_wait(0, deps=[out1, weights, fresh])
         mbarrier.arrive(v_empty.index(before), count=1)
         out1 = out1 * keep
-        weights = gl.convert_layout(fresh.to(DTYPE), p_layout)
+        weights = fresh
         count += 1
         step -= 1
     return weights, out1, out2, top, norm, step, count
@@ -166,7 +171,7 @@ def _consumer(
     softmax_scale, HEAD_DIM: gl.constexpr, TILES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Rows WHICH*64 .. WHICH*64+63 of every item of this program; `q_rows` is its [parts, 64, 64] buffer."""
-    DTYPE: gl.constexpr = qkv.dtype.element_ty
+    DTYPE: gl.constexpr = q_rows.dtype
     KEYS: gl.constexpr = TILES * 64
     PARTS: gl.constexpr = HEAD_DIM // 64
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
@@ -181,7 +186,7 @@ def _consumer(
         item = _item(turn)
         turn += 1
         number = gl.where(item < blocks * kv_heads, blocks - 1 - item // kv_heads, 0)
-        sequence, start, position, there, first, last = _locate(
+        _sequence, start, position, there, first, last = _locate(
             number, query_starts, context_lens, batch, window, decode_limit, 128 // group, KEYS
         )
         if (item < blocks * kv_heads) & (last > first):
@@ -214,7 +219,7 @@ def _consumer(
             scores = _scores(q_rows, k_keys, slot, KEYS, PARTS, s_layout)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(slot), count=1)
-            fresh, top, keep, norm = _softmax(scores, step, positions, top, window, score_scale, True, KEYS, s_layout)
+            fresh, top, _keep, norm = _softmax(scores, step, positions, top, window, score_scale, True, KEYS, s_layout)
             weights = gl.convert_layout(fresh.to(DTYPE), p_layout)
             count += 1
             step -= 1
@@ -244,7 +249,9 @@ def _consumer(
             target += ((head * group + rows % group) * HEAD_DIM)[:, None]
             for part in gl.static_range(PARTS):
                 lanes = part * 64 + gl.arange(0, 64, gl.SliceLayout(0, row_layout))
-                gl.store(target + lanes[None, :], q_rows.index(part).load(row_layout), mask=mine)
+                gl.store(
+                    target + lanes[None, :], q_rows.index(part).load(row_layout).to(out.dtype.element_ty), mask=mine
+                )
             gl.barrier()
 
 
@@ -281,7 +288,7 @@ def attention_prefill_hopper(
     Any one-dimensional grid, 4 warps (and 8 more for the other two roles). Blocks have 128 // group tokens;
     steps have TILES (1 or 2) boxes of 64 keys, STAGES of them in flight.
     """
-    DTYPE: gl.constexpr = qkv.dtype.element_ty
+    DTYPE: gl.constexpr = pool.dtype.element_ty
     PARTS: gl.constexpr = HEAD_DIM // 64
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     pool_rows = num_tiles * num_layers * (2 * (kv_heads << tile_shift))
