@@ -30,7 +30,8 @@ class Detokenizer:
     front. The window always begins with a token that has text, so that a dropped first space is dropped every time.
 
     `byte_tokens` are ids of byte-fallback tokens (`<0x0A>`). Such a decoder turns a whole run of bytes into
-    replacement characters when the run as a whole is not UTF-8, so nothing of a run is known before its end.
+    replacement characters when the run as a whole is not UTF-8, so nothing of a run is known before its end. A
+    token that has no text, as a special one, does not end a run.
     """
 
     def __init__(self, tokenizer: Decoding, byte_tokens: frozenset[int] = frozenset()) -> None:
@@ -38,13 +39,18 @@ class Detokenizer:
         self._byte_tokens = byte_tokens
         self._ids: list[int] = []
         self._shown = ""
+        self._in_run = False
 
     def push(self, token: int) -> str:
         """Take the next token; return the text that is certain now and was not returned yet."""
         self._ids.append(token)
         if token in self._byte_tokens:
+            self._in_run = True
             return ""
         text = self._tokenizer.decode(self._ids)
+        if self._in_run and text == self._tokenizer.decode(self._ids[:-1]):
+            return ""
+        self._in_run = False
         certain = _certain(text)
         if not certain.startswith(self._shown):
             return ""

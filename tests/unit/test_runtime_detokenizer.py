@@ -96,6 +96,14 @@ def test_b35_spaces_between_words_are_kept() -> None:
         assert check(text, text.ids("</s>", "▁Hello", "</s>", "▁world"))[1:4] == ["Hello", "", " world"]
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "metaspace"])
+def test_b35_a_space_after_many_special_tokens_is_kept(kind: str) -> None:
+    """A window of special tokens alone would begin with the next word, and the decoder would drop its space."""
+    text = KINDS[kind]
+    for count in range(1, 40):
+        assert check(text, text.ids("▁Hello", *["</s>"] * count, "▁world"))[-2] == " world"
+
+
 def test_a_run_of_byte_tokens_is_shown_when_it_is_whole() -> None:
     text = KINDS["sentencepiece"]
     emoji = [f"<0x{byte:02X}>" for byte in "🔥".encode()]

@@ -210,9 +210,8 @@ def test_the_queue_takes_what_the_next_step_admits_and_its_own_size() -> None:
         runner.open.clear()
         running = [ask(executor, request(prompt(4, n), 2)) for n in range(2)]
         assert runner.entered.wait(10)
-        until(lambda: executor.stats().running == 2 or executor.stats().waiting == 1)
-        extra = 2 - executor.stats().running
-        waiting = [ask(executor, request(prompt(4, n), 2)) for n in range(3 + extra)]
+        # The second one is in the step that is held up, or has the place that is open in the next.
+        waiting = [ask(executor, request(prompt(4, n), 2)) for n in range(3)]
         with pytest.raises(RequestError, match=r"queue is full.*max_queue_size is 3"):
             ask(executor, request(prompt(4), 2))
         assert executor.stats().rejected == 1

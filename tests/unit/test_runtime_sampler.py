@@ -183,6 +183,16 @@ def test_b43_seeds_and_draws_matter_and_greedy_ignores_them() -> None:
     assert answer(1, temperature=0.0) == answer(2, temperature=1e-12) == [0] * 12
 
 
+def test_the_end_can_be_drawn_right_after_min_tokens() -> None:
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5], logits[0, 6] = 9.0, 8.0
+    for said, expected in ((0, 6), (2, 6), (3, 5), (4, 5)):
+        early = advance(0, output=(1,) * said, eos=(5,), min_tokens=3)
+        assert run([early], logits).tokens[0] == expected
+    assert run([advance(0, eos=(5,), min_tokens=3, ignore_eos=True)], logits).tokens[0] == 5
+    assert run([advance(0, stop_token_ids=(5,), min_tokens=3, ignore_eos=True)], logits).tokens[0] == 6
+
+
 def test_b31_extreme_values_stay_finite() -> None:
     logits = torch.full((4, VOCAB), -30.0)
     logits[:, 11] = 60000.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,8 +64,20 @@ def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, devic
     activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once: torch has no kernel
     for them.
     """
+    if device == "cpu":
+        _leave_a_core()
     checkpoint = open_checkpoint(checkpoint_dir)
     dtype = torch.float32 if device == "cpu" else checkpoint["model.embed_tokens.weight"].dtype
     decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype, num_positions)
     decoder.dequantize_(dtype)
     return decoder.to(device), replace(tile, kv_dtype="float32") if device == "cpu" else tile
+
+
+def _leave_a_core() -> None:
+    """Let torch compute on all cores but one, unless OMP_NUM_THREADS says how many.
+
+    The server, its other processes and often its clients run here too, and each parallel loop ends only when its
+    last thread has had its turn: with a core short a step takes many times as long as on one thread.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1)))
