@@ -26,29 +26,40 @@ def damped(hessian: Tensor, part: float = _DAMPING) -> Tensor:
     return hessian + torch.eye(len(hessian)) * added
 
 
-def eliminate(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> Tensor:
-    """Return GPTQ's codes [out, in]: each column's rounding error is spread over the columns after it.
+def column_weights(hessian: Tensor) -> Tensor:
+    """Return 1 / diag(H^-1), [in]: what a unit error of one input's weight costs once all others have made up for it.
 
-    `weight` [out, in] and a positive definite `hessian` [in, in], both float32.
+    `hessian` must be positive definite.
     """
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+    return 1 / torch.cholesky_inverse(torch.linalg.cholesky(hessian)).diagonal()
+
+
+def eliminate(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> Tensor:
+    """Return GPTQ's codes [out, in]: each column's rounding error is spread over the columns not yet decided.
+
+    Columns are decided from the strongest input to the weakest, while many are left to make up for the strong
+    ones. `weight` [out, in] and a positive definite `hessian` [in, in], both float32.
+    """
+    order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian[order][:, order]))
     factor = torch.linalg.cholesky(inverse, upper=True)
-    rest = weight.clone()
-    codes = torch.empty_like(weight)
-    for start in range(0, weight.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, weight.shape[1])
-        block = rest[:, start:stop].clone()
-        errors = torch.empty_like(block)
-        for column in range(start, stop):
-            here = column - start
-            scales, zeros = grid.columns(column, group_size)
-            chosen = (torch.round(block[:, here] / scales) + zeros).clamp_(0, MAX_CODE)
-            codes[:, column] = chosen
-            error = (block[:, here] - (chosen - zeros) * scales) / factor[column, column]
-            errors[:, here] = error
-            block.addr_(error, factor[column, start:stop], alpha=-1)
-        rest[:, stop:].addmm_(errors, factor[start:stop, stop:], alpha=-1)
-    return codes
+    # Inputs as rows from here on: each step then works on contiguous memory.
+    rest = weight.T[order]
+    scales, zeros = grid.scales.T.contiguous(), grid.zeros.T.contiguous()
+    groups = (order // group_size).tolist()
+    codes = torch.empty_like(rest)
+    for start in range(0, len(order), _BLOCK):
+        stop = min(start + _BLOCK, len(order))
+        errors = torch.empty_like(rest[start:stop])
+        for place in range(start, stop):
+            scale, zero, value = scales[groups[place]], zeros[groups[place]], rest[place]
+            chosen = (value / scale).round_().add_(zero).clamp_(0, MAX_CODE)
+            codes[place] = chosen
+            error = value.sub(chosen.sub_(zero).mul_(scale)).div_(factor[place, place])
+            errors[place - start] = error
+            rest[place:stop].addr_(factor[place, place:stop], error, alpha=-1)
+        rest[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1)
+    return codes[torch.argsort(order)].T.contiguous()
 
 
 def descend(weight: Tensor, hessian: Tensor, codes: Tensor, grid: Grid, group_size: int) -> Tensor:
@@ -56,25 +67,23 @@ def descend(weight: Tensor, hessian: Tensor, codes: Tensor, grid: Grid, group_si
 
     The error never grows: each step minimises it over one column.
     """
-    codes = codes.clone()
-    gradient = (weight - decode(codes, grid)) @ hessian
-    diagonal = hessian.diagonal()
-    for start in range(0, weight.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, weight.shape[1])
-        block = gradient[:, start:stop].clone()
-        changes = torch.empty_like(block)
+    # Inputs as rows, as in `eliminate`.
+    slope = hessian @ (weight - decode(codes, grid)).T
+    codes = codes.T.clone(memory_format=torch.contiguous_format)
+    scales, zeros = grid.scales.T.contiguous(), grid.zeros.T.contiguous()
+    for start in range(0, len(codes), _BLOCK):
+        stop = min(start + _BLOCK, len(codes))
+        changes = torch.empty_like(slope[start:stop])
         for column in range(start, stop):
-            here = column - start
-            scales, zeros = grid.columns(column, group_size)
-            now = codes[:, column]
-            wanted = (now - zeros) * scales + block[:, here] / diagonal[column]
-            chosen = (torch.round(wanted / scales) + zeros).clamp_(0, MAX_CODE)
-            change = (chosen - now) * scales
-            codes[:, column] = chosen
-            changes[:, here] = change
-            block.addr_(change, hessian[column, start:stop], alpha=-1)
-        gradient.addmm_(changes, hessian[start:stop], alpha=-1)
-    return codes
+            scale, zero, now = scales[column // group_size], zeros[column // group_size], codes[column]
+            steps = slope[column] / (scale * hessian[column, column])
+            chosen = steps.add_(now).sub_(zero).round_().add_(zero).clamp_(0, MAX_CODE)
+            change = (chosen - now).mul_(scale)
+            codes[column] = chosen
+            changes[column - start] = change
+            slope[column:stop].addr_(hessian[column, column:stop], change, alpha=-1)
+        slope[stop:].addmm_(hessian[stop:, start:stop], changes, alpha=-1)
+    return codes.T.contiguous()
 
 
 def refit_scales(weight: Tensor, hessian: Tensor, codes: Tensor, grid: Grid) -> Grid:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sits_trt.quant.compensation import output_error
-from sits_trt.quant.grid import decode, encode, fit_grid
+from sits_trt.quant.rounding import trial_error, uses_compensation
+from sits_trt.recipe.schema import QuantizationSection
 
-_RATIOS = torch.linspace(0, 1, 11).tolist()
+_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_COMPENSATED_RATIOS = (0.0, 0.1, 0.2, 0.3)
+"""Compensation already protects strong inputs: larger ratios only take precision from the weak ones."""
+
 _LIMIT = 64.0
 """Largest factor, and inverse of the smallest: beyond it a folded norm or row would leave the range of float16."""
 
@@ -30,21 +33,16 @@ def channel_scales(mean_abs: Tensor, ratio: float) -> Tensor:
     return (levels / centre).clamp(1 / _LIMIT, _LIMIT)
 
 
-def search_channel_scales(
-    weight: Tensor, mean_abs: Tensor, hessian: Tensor, group_size: int, symmetric: bool, clip: bool
-) -> Tensor:
-    """Return the factors [in] with the smallest output error of round-to-nearest.
+def search_channel_scales(weight: Tensor, mean_abs: Tensor, hessian: Tensor, section: QuantizationSection) -> Tensor:
+    """Return the factors [in] with the smallest output error after rounding as `section` asks.
 
     weight: float32 [out, in] of all layers that share the input. mean_abs: [in] mean |activation|.
-    hessian: [in, in] sum of x x^T. `clip` rounds with a searched grid, as the layer itself will be.
+    hessian: [in, in] sum of x x^T.
     """
     best, smallest = torch.ones_like(mean_abs), float("inf")
-    for ratio in _RATIOS:
+    for ratio in _COMPENSATED_RATIOS if uses_compensation(section) else _RATIOS:
         factors = channel_scales(mean_abs, ratio)
-        scaled = weight * factors
-        importance = hessian.diagonal() / factors.square() if clip else None
-        grid = fit_grid(scaled, group_size, symmetric, importance)
-        error = output_error(weight - decode(encode(scaled, grid), grid) / factors, hessian)
+        error = trial_error(weight, factors, hessian, section)
         if error < smallest:
             best, smallest = factors, error
     return best

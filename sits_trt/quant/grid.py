@@ -26,10 +26,6 @@ class Grid:
     scales: Tensor
     zeros: Tensor
 
-    def columns(self, column: int, group_size: int) -> tuple[Tensor, Tensor]:
-        """Return scales and zeros [out] of the group that holds input `column`."""
-        return self.scales[:, column // group_size], self.zeros[:, column // group_size]
-
 
 def to_stored_scale(scales: Tensor) -> Tensor:
     """Return `scales` as float16 will hold them, in float32 and above zero."""

@@ -30,7 +30,7 @@ from sits_trt.quant.equalization import (
     shared_by_queries,
 )
 from sits_trt.quant.grid import Grid, decode, to_stored_scale
-from sits_trt.quant.rounding import correct_drift, round_weight, uses_clip, uses_compensation
+from sits_trt.quant.rounding import correct_drift, round_weight, scale_inputs, uses_compensation
 from sits_trt.quant.statistics import Statistics
 from sits_trt.quant.streams import BlockRunner, Streams
 from sits_trt.recipe.schema import QuantizationSection
@@ -150,13 +150,8 @@ class LayerSearch:
         weight = correct_drift(original, hessian, wanted) if uses_compensation(self.section) else original
         factors = torch.ones(weight.shape[1])
         if self.section.method == "awq":
-            factors = fold(
-                search_channel_scales(
-                    weight, statistics.mean_abs, hessian,
-                    self.section.group_size, self.section.symmetric, uses_clip(self.section),
-                )
-            )  # fmt: skip
-        codes, grid = round_weight(weight * factors, hessian / (factors[:, None] * factors), self.section)
+            factors = fold(search_channel_scales(weight, statistics.mean_abs, hessian, self.section))
+        codes, grid = round_weight(*scale_inputs(weight, hessian, factors), self.section)
         start = 0
         for name in names:
             rows = slice(start, start + len(self.source[f"{name}.weight"]))

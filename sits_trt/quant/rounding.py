@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sits_trt.quant.compensation import damped, descend, eliminate, refit_scales
-from sits_trt.quant.grid import Grid, encode, fit_grid
+from sits_trt.quant.compensation import column_weights, damped, descend, eliminate, output_error, refit_scales
+from sits_trt.quant.grid import Grid, decode, encode, fit_grid
 from sits_trt.recipe.schema import QuantizationSection
 
 _REFINEMENTS = 2
@@ -14,6 +14,9 @@ _REFINEMENTS = 2
 
 _DRIFT_DAMPING = 0.1
 """As `damped`, for the drift correction: it has many free numbers, and must not fit the noise of a short text."""
+
+_TRIAL_ROWS = 256
+"""Outputs that factors are tried on under compensation: outputs are independent, and a sample is enough."""
 
 
 def uses_clip(section: QuantizationSection) -> bool:
@@ -26,16 +29,30 @@ def uses_compensation(section: QuantizationSection) -> bool:
 
 def round_weight(weight: Tensor, hessian: Tensor, section: QuantizationSection) -> tuple[Tensor, Grid]:
     """Return codes [out, in] and grid of a weight float32 [out, in] whose inputs have `hessian` [in, in]."""
-    importance = hessian.diagonal() if uses_clip(section) else None
-    grid = fit_grid(weight, section.group_size, section.symmetric, importance)
-    if not uses_compensation(section):
-        return encode(weight, grid), grid
-    solid = damped(hessian)
-    codes = eliminate(weight, solid, grid, section.group_size)
-    for _ in range(_REFINEMENTS):
-        grid = refit_scales(weight, solid, codes, grid)
-        codes = descend(weight, solid, codes, grid, section.group_size)
+    codes, grid = _first_round(weight, hessian, section)
+    if uses_compensation(section):
+        solid = damped(hessian)
+        for _ in range(_REFINEMENTS):
+            grid = refit_scales(weight, solid, codes, grid)
+            codes = descend(weight, solid, codes, grid, section.group_size)
     return codes, grid
+
+
+def trial_error(weight: Tensor, factors: Tensor, hessian: Tensor, section: QuantizationSection) -> float:
+    """Return the output error of a weight that is rounded after its inputs' channels are scaled by `factors` [in].
+
+    Without compensation over all outputs, with it over a sample and without refinement.
+    """
+    if uses_compensation(section):
+        weight = weight[:: -(-len(weight) // _TRIAL_ROWS)]
+    scaled, scaled_hessian = scale_inputs(weight, hessian, factors)
+    codes, grid = _first_round(scaled, scaled_hessian, section)
+    return output_error(scaled - decode(codes, grid), scaled_hessian)
+
+
+def scale_inputs(weight: Tensor, hessian: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight [out, in] and hessian [in, in] for inputs divided by `factors` [in]: the same outputs."""
+    return weight * factors, hessian / (factors[:, None] * factors)
 
 
 def correct_drift(weight: Tensor, hessian: Tensor, wanted: Tensor) -> Tensor:
@@ -46,3 +63,13 @@ def correct_drift(weight: Tensor, hessian: Tensor, wanted: Tensor) -> Tensor:
     """
     factor = torch.linalg.cholesky(damped(hessian, _DRIFT_DAMPING))
     return weight + torch.cholesky_solve((wanted - weight @ hessian).T, factor).T
+
+
+def _first_round(weight: Tensor, hessian: Tensor, section: QuantizationSection) -> tuple[Tensor, Grid]:
+    size, symmetric, clip = section.group_size, section.symmetric, uses_clip(section)
+    if not uses_compensation(section):
+        grid = fit_grid(weight, size, symmetric, hessian.diagonal() if clip else None)
+        return encode(weight, grid), grid
+    solid = damped(hessian)
+    grid = fit_grid(weight, size, symmetric, column_weights(solid) if clip else None)
+    return eliminate(weight, solid, grid, size), grid

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sits_trt.quant.compensation import damped, descend, eliminate, output_error, refit_scales
+from sits_trt.quant.compensation import column_weights, damped, descend, eliminate, output_error, refit_scales
 from sits_trt.quant.grid import Grid, decode, encode, fit_grid
 from sits_trt.quant.rounding import correct_drift, round_weight
 from sits_trt.recipe.schema import QuantizationSection
@@ -31,15 +31,17 @@ def test_output_error_is_the_error_of_the_outputs() -> None:
 
 
 def plain_elimination(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> Tensor:
-    """GPTQ as first written down, Optimal Brain Quantization column by column with an explicit inverse, in float64."""
+    """Optimal Brain Quantization from the strongest input to the weakest, with explicit inverses in float64."""
     rest, hessian = weight.double().clone(), hessian.double()
     codes = torch.empty_like(rest)
-    for column in range(weight.shape[1]):
-        inverse = torch.linalg.inv(hessian[column:, column:])
-        scales, zeros = (part.double() for part in grid.columns(column, group_size))
+    order = hessian.diagonal().argsort(descending=True)
+    for place, column in enumerate(order.tolist()):
+        left = order[place:]
+        inverse = torch.linalg.inv(hessian[left][:, left])
+        scales, zeros = grid.scales[:, column // group_size].double(), grid.zeros[:, column // group_size].double()
         codes[:, column] = (torch.round(rest[:, column] / scales) + zeros).clamp(0, 15)
         error = (rest[:, column] - (codes[:, column] - zeros) * scales) / inverse[0, 0]
-        rest[:, column:] -= error[:, None] * inverse[0]
+        rest[:, left] -= error[:, None] * inverse[0]
     return codes.float()
 
 
@@ -76,6 +78,17 @@ def test_each_step_lowers_the_output_error(symmetric: bool) -> None:
     # Scales are rounded to float16 after the fit.
     assert all(later <= earlier * 1.001 for earlier, later in itertools.pairwise(errors))
     assert errors[-1] < 0.95 * errors[1]
+
+
+def test_column_weights_price_a_columns_error_after_compensation() -> None:
+    _, _, hessian = problem(rows=1, columns=20, seed=6)
+    solid = damped(hessian)
+    for column in (0, 7, 19):
+        others = [index for index in range(20) if index != column]
+        # The least error left when this weight is one off and all others are free to make up for it.
+        made_up = torch.linalg.solve(solid[others][:, others].double(), solid[others, column].double())
+        least = solid[column, column].double() - solid[column, others].double() @ made_up
+        assert column_weights(solid)[column].item() == pytest.approx(least.item(), rel=1e-3)
 
 
 def test_a_sweep_ends_where_no_single_code_can_be_better() -> None:

@@ -16,7 +16,9 @@ from sits_trt.quant.equalization import (
     search_channel_scales,
     shared_by_queries,
 )
-from sits_trt.quant.grid import decode, encode, fit_grid
+from sits_trt.quant.grid import decode
+from sits_trt.quant.rounding import round_weight, scale_inputs
+from sits_trt.recipe.schema import QuantizationSection
 from tests.support.decode import whole_logits
 from tests.support.tiny import tiny_spec, tiny_tensors
 
@@ -78,15 +80,17 @@ def test_b14_dead_channels_get_sound_factors() -> None:
     assert torch.equal(channel_scales(torch.zeros(3), 0.5), torch.ones(3))
 
 
-def test_the_search_finds_factors_that_help_where_channels_differ() -> None:
+@pytest.mark.parametrize("compensation", [False, True])
+def test_the_search_finds_factors_that_help_where_channels_differ(compensation: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(300, 64, generator=generator)
     inputs[:, ::7] *= 30
     weight, hessian = torch.randn(32, 64, generator=generator), inputs.T @ inputs
-    found = search_channel_scales(weight, inputs.abs().mean(0), hessian, 32, True, clip=False)
+    section = QuantizationSection(group_size=32, symmetric=True, clip=False, compensation=compensation)
+    found = search_channel_scales(weight, inputs.abs().mean(0), hessian, section)
 
     def error(scale: Tensor) -> float:
-        grid = fit_grid(weight * scale, 32, True, None)
-        return output_error(weight - decode(encode(weight * scale, grid), grid) / scale, hessian)
+        codes, grid = round_weight(*scale_inputs(weight, hessian, scale), section)
+        return output_error(weight - decode(codes, grid) / scale, hessian)
 
     assert error(found) < 0.7 * error(torch.ones(64))
