@@ -20,8 +20,13 @@ from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sits_trt.errors import RequestError, ServerError, did_you_mean
 
-_NUMPY = {"STRING": np.object_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32,
-          "BOOL": np.bool_}  # fmt: skip
+_NUMPY: dict[str, type[np.generic]] = {
+    "STRING": np.object_,
+    "INT32": np.int32,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "BOOL": np.bool_,
+}
 _KINDS = {"STRING": "BYTES"}
 _OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
@@ -67,8 +72,12 @@ def make_input(tensor: wire.Tensor, value: Any) -> InferInput:
     listed = list(value) if isinstance(value, list | tuple) else [value]
     if tensor.dtype == "STRING":
         listed = [text.encode("utf-8") if isinstance(text, str) else text for text in listed]
+    kind = _NUMPY[tensor.dtype]
     try:
-        array = np.array([listed], dtype=_NUMPY[tensor.dtype])
+        # numpy 1.26 wraps integers that do not fit, with a warning only.
+        if issubclass(kind, np.integer) and any(not np.iinfo(kind).min <= n <= np.iinfo(kind).max for n in listed):
+            raise OverflowError(f"it is no {tensor.dtype}")
+        array = np.array([listed], dtype=kind)
     except (OverflowError, TypeError, ValueError) as error:
         raise RequestError(f"input '{tensor.name}' cannot be {value!r}: {error}") from None
     made = InferInput(tensor.name, list(array.shape), _KINDS.get(tensor.dtype, tensor.dtype))

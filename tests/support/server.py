@@ -23,6 +23,8 @@ VOCABULARY = 257
 """Tokens of the byte-level tokenizer: the end token (id 0) and every byte."""
 
 TILE_TOKENS = 16
+PUBLISH_PERIOD_S = 0.2
+"""stats_check_period_ms of the repository, in seconds."""
 
 
 def write_build(
@@ -121,12 +123,12 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 20) ->
 
 
 def wait_until_idle(server: TritonServer) -> None:
-    """Wait until no request is in flight and no tile is held."""
-    wait_for(
-        lambda: (
-            (m := metrics(server))["sits_requests_running"] == 0
-            and m["sits_requests_waiting"] == 0
-            and m["sits_tiles_used"] == 0
-        ),
-        "the executor idle",
-    )
+    """Wait until no request is in flight, no tile is held, and the metrics, published now and then, say the last."""
+
+    def idle() -> bool:
+        first = metrics(server)
+        busy = [first[f"sits_{name}"] for name in ("requests_running", "requests_waiting", "tiles_used")]
+        time.sleep(2.5 * PUBLISH_PERIOD_S)
+        return not any(busy) and metrics(server) == first
+
+    wait_for(idle, "the executor idle")

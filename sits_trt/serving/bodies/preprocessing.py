@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sits_trt import wire
 from sits_trt.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sits_trt.errors import RequestError
 from sits_trt.serving.bodies.model import Settings, arrays_of, failure, int32, pick, response
@@ -34,7 +35,7 @@ class TritonPythonModel:
 def preprocess(arrays: Arrays, tokenizer: Tokenizer, add_special_tokens: bool) -> dict[str, NDArray[Any]]:
     """Return the output tensors. A prompt may be empty where the tokenizer adds a token of its own."""
     asked = one(arrays, "ADD_SPECIAL_TOKENS")
-    prompt = "".join(texts(arrays, "QUERY"))
+    prompt = "".join(_texts(arrays, "QUERY"))
     ids = tokenizer.encode(prompt, add_special_tokens if asked is None else asked)
     end_id, pad_id = one(arrays, "END_ID"), one(arrays, "PAD_ID")
     if end_id is None:
@@ -54,4 +55,9 @@ def preprocess(arrays: Arrays, tokenizer: Tokenizer, add_special_tokens: bool) -
 
 
 def _encode(arrays: Arrays, name: str, tokenizer: Tokenizer) -> list[list[int]]:
-    return [tokenizer.encode(word, add_special_tokens=False) for word in texts(arrays, name)]
+    return [tokenizer.encode(word, add_special_tokens=False) for word in _texts(arrays, name)]
+
+
+def _texts(arrays: Arrays, name: str) -> tuple[str, ...]:
+    outer = next(outer for outer, inner in wire.TEXT_TO_PREPROCESSING.items() if inner == name)
+    return texts(arrays, name, called=outer)

@@ -98,10 +98,7 @@ def refuse_unsupported(arrays: Arrays, declared: Sequence[wire.Tensor]) -> None:
 def refuse_unknown(parameters: Mapping[str, Any]) -> None:
     """Raise RequestError for a request parameter that nobody reads: most often a misspelt input of 'generate'."""
     for name in parameters:
-        if name == "priority":
-            if parameters[name]:
-                raise RequestError("the request parameter 'priority' is not seen by models; send the input 'priority'")
-        elif name not in KNOWN_PARAMETERS and not name.startswith("triton_"):
+        if name not in KNOWN_PARAMETERS and not name.startswith("triton_"):
             known = sorted({t.name for t in wire.TEXT_INPUTS + wire.EXECUTOR_INPUTS})
             raise RequestError(f"there is no input or parameter '{name}'{did_you_mean(name, known)}")
 

@@ -18,7 +18,9 @@ import triton_python_backend_utils as pb
 from numpy.typing import NDArray
 
 from sits_trt import wire
+from sits_trt.errors import RequestError
 from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, parameters_of, tensors
+from sits_trt.serving.bodies.request import refuse_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class TritonPythonModel:
             self._relay(request, sink)
         except _Refused as refused:
             sink.pass_error(refused.error)
+        except RequestError as error:
+            sink.fail(str(error), "INVALID_ARG")
         # A caller must hear the end of its request whatever happened.
         except Exception as error:
             logger.exception("a request failed")
@@ -52,6 +56,8 @@ class TritonPythonModel:
 
     def _relay(self, request: Any, sink: TritonSink) -> None:
         arrays = arrays_of(request)
+        parameters = parameters_of(request)
+        refuse_unknown(parameters)
         wanted = request.requested_output_names()
         tokens = self._preprocess(arrays)
         inputs = {inner: tokens[outer] for outer, inner in wire.PREPROCESSING_TO_EXECUTOR.items()}
@@ -61,14 +67,12 @@ class TritonPythonModel:
         with self._lock:
             self._open[inner_id] = sink
         try:
-            parameters = {k: v for k, v in parameters_of(request).items() if k != "id"}
             call = pb.InferenceRequest(
                 model_name=self._executor_model,
                 inputs=tensors(inputs),
                 requested_output_names=[_inner_name(name) for name in wanted] + ["finish_reason"],
                 request_id=inner_id,
-                parameters=parameters,
-                timeout=request.timeout(),
+                timeout=request.timeout() or parameters.get("timeout") or 0,
             )
             for answer in call.exec(decoupled=True):
                 self._forward(answer, wanted, sink)
@@ -102,8 +106,9 @@ class TritonPythonModel:
             stopped &= open_requests.keys()
             for inner_id in open_requests.keys() - stopped:
                 if open_requests[inner_id].is_cancelled():
-                    self._stop(inner_id)
                     stopped.add(inner_id)
+                    # Now and then such a call takes half a second in the server: the next one does not wait for it.
+                    threading.Thread(target=self._stop, args=(inner_id,), name="sits-stop", daemon=True).start()
 
     def _stop(self, inner_id: str) -> None:
         one = np.ones((1, 1), dtype=np.int32)

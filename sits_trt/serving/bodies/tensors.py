@@ -24,8 +24,11 @@ def one(arrays: Arrays, name: str) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def texts(arrays: Arrays, name: str) -> tuple[str, ...]:
-    """Return the texts of a STRING input, empty ones left out. Raises RequestError for bytes that are no UTF-8."""
+def texts(arrays: Arrays, name: str, called: str = "") -> tuple[str, ...]:
+    """Return the texts of a STRING input, empty ones left out.
+
+    Raises RequestError for bytes that are no UTF-8, naming the input as its sender `called` it.
+    """
     array = arrays.get(name)
     if array is None:
         return ()
@@ -35,7 +38,7 @@ def texts(arrays: Arrays, name: str) -> tuple[str, ...]:
             decoded.append(value.decode("utf-8") if isinstance(value, bytes) else str(value))
         except UnicodeDecodeError as error:
             raise RequestError(
-                f"input '{name}' is not UTF-8 (byte {error.start} is 0x{error.object[error.start]:02x}); encode it so"
+                f"input '{called or name}' is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
             ) from None
     return tuple(text for text in decoded if text)
 
