@@ -8,7 +8,7 @@
 //   K: keys 2g and 2g+1, a quarter of their elements; scores: those keys, heads 2t and 2t+1,
 //   V: keys 4t..4t+3, an eighth of their elements; out: those elements (by g), heads 2t and 2t+1.
 //
-// Defined by the compiler: HEAD_DIM (64, 128, 256), FORMAT, BF16 (of qkv and out), POOL_BF16, DEPTH (steps of 16 keys in the ring), BLOCKS (blocks
+// Defined by the compiler: NAME, HEAD_DIM (64, 128, 256), FORMAT, BF16 (of qkv and out), POOL_BF16, DEPTH (steps of 16 keys in the ring), BLOCKS (blocks
 // that a multiprocessor is to hold). Dynamic shared memory: RING_BYTES, at least that of `Shared`.
 
 #include "attention_stream.cuh"
@@ -434,7 +434,9 @@ __device__ void finish(Shared &shared, State &state, u16 *target, float *part, f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) attention_stream(
+// Arguments as of `attention_decode`, partials and arrivals too. Only qkv may come from the kernel before this one:
+// everything else must have been written before that one began.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) NAME(
     const u16 *qkv, u16 *out, u8 *pool, u16 *pool_scales, const int *tile_table, const int *context_lens,
     const int *query_starts, const float *rope_table, float *partial_out, float *partial_stats, int *arrivals,
     int batch, int table_width, int num_layers, int layer, int kv_heads, int group, int tile_shift, int window,
@@ -455,7 +457,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) attention_strea
     for (int mask = 16; mask; mask /= 2) total += __shfl_xor_sync(~0u, total, mask);
     const int run = max((total + programs - 1) / programs, 1), end = min((program + 1) * run, total);
     int unit = program * run, sequence = 0, before = 0, passed = 0;
-    if (unit >= end) return;  // a finished block counts as one that lets the next kernel start
+    if (unit >= end) {
+        wait_for_inputs();  // or this kernel could end before the one before it, and the next one rely on both
+        return;
+    }
     for (int start = 0; start < batch; start += 32) {
         int reached = batch_units(context_lens, query_starts, start + lane, batch, window, decode_limit, kv_heads);
 #pragma unroll

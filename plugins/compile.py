@@ -50,7 +50,7 @@ def compile_bundle(
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     wanted: Callable[[str], bool] = every_kernel,
 ) -> KernelBundle:
-    """Compile the kernels whose names are wanted (`linear_catalogue.needed` knows a recipe's) into `out_dir` and return the bundle.
+    """Compile the wanted kernels (`linear_catalogue.needed` knows a recipe's) into `out_dir` and return the bundle.
 
     Cubins of an earlier, unfinished call are overwritten; the manifest is written last. Raises PluginError for an
     SM that is not supported, a compiler that is not installed, and a kernel that does not compile.
@@ -104,10 +104,12 @@ def _compile_triton(source: TritonKernel, sm: int, out_dir: Path) -> Kernel:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
 
     names = list(source.signature)
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned}
-    ast = ASTSource(source.function, dict(source.signature), dict(source.constants), attributes)
+    dialect = GluonASTSource if source.function.is_gluon() else ASTSource
+    ast = dialect(source.function, dict(source.signature), dict(source.constants), attributes)
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
     try:
         compiled = triton.compile(ast, target=GPUTarget("cuda", sm, 32), options=options)
@@ -115,16 +117,23 @@ def _compile_triton(source: TritonKernel, sm: int, out_dir: Path) -> Kernel:
         raise PluginError(f"does not compile for SM {sm}: {error}", f"kernel {source.name}") from error
     (out_dir / f"{source.name}.cubin").write_bytes(compiled.asm["cubin"])
     metadata: Any = compiled.metadata
+    arguments = [(name, _launch_type(kind)) for name, kind in source.signature.items() if kind != "constexpr"]
+    constants, hidden = dict(source.constants), _HIDDEN_TRITON_POINTERS
+    if metadata.global_scratch_size:
+        # The first hidden pointer is in use: the launching room gives it, so many bytes a block.
+        arguments.append(("scratch", "pointer"))
+        constants["SCRATCH_BYTES"] = metadata.global_scratch_size
+        hidden -= 1
     return Kernel(
         name=source.name,
         file=f"{source.name}.cubin",
         entry=metadata.name,
-        arguments=tuple((name, _launch_type(kind)) for name, kind in source.signature.items() if kind != "constexpr"),
+        arguments=tuple(arguments),
         grid=source.grid,
-        threads=metadata.num_warps * 32,
+        threads=(getattr(metadata, "total_num_warps", None) or metadata.num_warps) * 32,
         shared_bytes=metadata.shared,
-        hidden_pointers=_HIDDEN_TRITON_POINTERS,
-        constants=dict(source.constants),
+        hidden_pointers=hidden,
+        constants=constants,
     )
 
 

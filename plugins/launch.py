@@ -84,6 +84,11 @@ class BundleLauncher:
             (status,) = cuda.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(loaded.addresses), 0)
         _check(status, f"launch of kernel {name} with grid {grid}")
 
+    def zero(self, address: int, size_bytes: int, stream: int) -> None:
+        """Enqueue the zeroing of `size_bytes`, a multiple of 4, at a byte address."""
+        (status,) = cuda.cuMemsetD32Async(address, 0, size_bytes // 4, stream)
+        _check(status, f"zeroing of {size_bytes} bytes")
+
     def load_all(self, prefix: str = "") -> None:
         """Load every kernel whose name starts with `prefix`."""
         with self._lock:

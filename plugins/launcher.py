@@ -12,15 +12,15 @@ from sits_trt.errors import PluginError
 BUNDLE_VARIABLE = "SITS_KERNEL_BUNDLE"
 """Environment variable with the directory of the kernel bundle, for processes that load an engine by themselves."""
 
-SPLIT_LIMIT = 32
-"""Most parts that one sequence's context is split into while decoding; sizes the workspace."""
-
 
 @dataclass(frozen=True)
 class AttentionCall:
     """One launch of tiled attention. Addresses are byte addresses on the launcher's device.
 
-    Shapes and meaning of the operands: `contract.ATTENTION_INPUTS`; `out` is the result.
+    Shapes and meaning of the operands: `contract.ATTENTION_INPUTS`; `out` is the result, `kv_scales` the float16
+    scales of a quantized pool, [tiles, layers, 2, num_kv_heads, tile_tokens]. All but qkv must have been written
+    before the kernel before this one began. `arrivals` is memory that this stream keeps for the purpose, of
+    `attention_arrivals_bytes`, zero at first; without it the workspace serves, at the price of zeroing it each time.
     """
 
     qkv: int
@@ -46,11 +46,16 @@ class AttentionCall:
     tile_tokens: int
     window: int
     scale: float
+    kv_scales: int = 0
+    arrivals: int = 0
 
 
 @dataclass(frozen=True)
 class LinearCall:
-    """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0."""
+    """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
+
+    `layout` is the `layouts.WeightLayout` of qweight, scales and zeros.
+    """
 
     x: int
     qweight: int
@@ -65,6 +70,7 @@ class LinearCall:
     in_features: int
     out_features: int
     group_size: int
+    layout: str = "sits"
 
 
 class KernelLauncher(Protocol):
@@ -75,12 +81,28 @@ class KernelLauncher(Protocol):
     def w4a16_linear(self, call: LinearCall, stream: int) -> None: ...
 
 
-def attention_workspace_bytes(batch: int, num_heads: int, head_dim: int) -> int:
-    """Return the workspace of `KernelLauncher.tiled_attention`: float32 partial results of split decoding.
+PROGRAM_LIMIT = 1024
+"""Most blocks of a decode launch: more than any supported GPU holds at a time; sizes the workspace."""
 
-    For each sequence, head and part: a running maximum, a sum, and head_dim weighted values.
+
+def attention_arrivals_bytes(tokens: int, num_kv_heads: int) -> int:
+    """Return the size of the int32 counters, one a token and KV head, that tell decode's last block from the others."""
+    return _aligned(tokens * num_kv_heads * 4)
+
+
+def attention_workspace_bytes(tokens: int, num_heads: int, num_kv_heads: int, head_dim: int) -> int:
+    """Return the workspace of `KernelLauncher.tiled_attention` for up to `tokens` new tokens.
+
+    Two partial results a block of the decode launch (float32: values, maximum and sum of each query head of one KV
+    head), descriptors of the prefill launch, and the arrivals.
     """
-    return batch * num_heads * SPLIT_LIMIT * (head_dim + 2) * 4
+    group = num_heads // num_kv_heads
+    partials = _aligned(2 * PROGRAM_LIMIT * group * head_dim * 4) + _aligned(2 * PROGRAM_LIMIT * 2 * group * 4)
+    return partials + PROGRAM_LIMIT * 128 + attention_arrivals_bytes(tokens, num_kv_heads)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // 256) * 256
 
 
 def linear_workspace_bytes(tokens: int, in_features: int, out_features: int) -> int:

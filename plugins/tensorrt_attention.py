@@ -35,7 +35,8 @@ def _check(fields: Fields, operands: Operands) -> None:
 
 
 def _workspace_bytes(fields: Fields, largest: Operands) -> int:
-    return attention_workspace_bytes(largest["tile_table"].shape[0], fields["num_heads"], fields["head_dim"])
+    tokens = largest["qkv"].shape[0]
+    return attention_workspace_bytes(tokens, fields["num_heads"], fields["num_kv_heads"], fields["head_dim"])
 
 
 def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, workspace: int, stream: int) -> None:
