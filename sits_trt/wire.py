@@ -126,8 +126,6 @@ TIMING_OUTPUTS = tuple(
     Tensor(f"{what}_time_ns", "INT64") for what in ("arrival", "first_scheduled", "first_token", "last_token")
 )
 COUNT_OUTPUTS = (
-    Tensor("batch_index", "INT32"),
-    Tensor("sequence_index", "INT32"),
     Tensor("num_input_tokens", "INT32"),
     Tensor("num_output_tokens", "INT32"),
 )

@@ -22,6 +22,7 @@ from sits_trt.serving.find_server import find_server
 from sits_trt.serving.ports import HeldPorts
 from sits_trt.serving.room import IDLE_FILE, STOP_FILE
 from sits_trt.serving.stubs import Stub, find_stubs, is_alive, remove_shared_memory
+from sits_trt.wire import EXECUTOR
 
 Progress = Callable[[int, int, str], None]
 
@@ -100,7 +101,7 @@ class TritonServer:
 
     def _cancel_all(self) -> None:
         """Let the executor end everything: Triton Server refuses an ensemble's next step once it is stopping itself."""
-        if not self._stubs:
+        if all(stub.model != EXECUTOR for stub in self._stubs):
             return
         room = Path(self._room.name)
         (room / STOP_FILE).touch()

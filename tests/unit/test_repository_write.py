@@ -13,15 +13,11 @@ import pytest
 from sits_trt.artifacts import Manifest, writing
 from sits_trt.contract import EngineDetails, EngineLimits
 from sits_trt.errors import SitsError
-from sits_trt.recipe import load_recipe
 from sits_trt.recipe.schema import KvCacheSection, ServingSection
-from sits_trt.repository import check_repository, render_repository, write_repository
-from sits_trt.repository.config import RepositoryPaths
+from sits_trt.repository import check_repository, write_repository
 from sits_trt.spec import TileSpec
+from tests.support.model_repo import SHOWN, rendered
 from tests.support.tiny import tiny_spec
-
-ROOT = Path(__file__).resolve().parents[2]
-DEFAULT_RECIPE = "a100"
 
 
 def write(build: Path) -> Path:
@@ -55,12 +51,10 @@ def through_zip(repository: Path, room: Path) -> Path:
 
 
 def test_the_shown_repository_is_what_the_default_recipe_gives() -> None:
-    recipe = load_recipe(DEFAULT_RECIPE)
-    paths = RepositoryPaths(engine="../engine", tokenizer="../quantized")
-    rendered = render_repository(paths, recipe.serving, recipe.kv_cache)
-    shown = {str(p.relative_to(ROOT / "model_repo")): p.read_text() for p in (ROOT / "model_repo").rglob("*.*")}
+    """To write it anew: python -m tests.support.model_repo."""
+    shown = {p.relative_to(SHOWN).as_posix(): p.read_text() for p in SHOWN.rglob("*") if p.is_file()}
     shown.pop("README.md")
-    assert shown == rendered
+    assert shown == rendered()
 
 
 def test_paths_are_relative_and_models_are_listed(tmp_path: Path) -> None:
