@@ -41,7 +41,7 @@ class Kernel:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Kernel:
-        axes = [Axis(tuple((name, int(size)) for name, size in axis["sizes"])) for axis in data["grid"]]
+        axes = [Axis(tuple((name, int(size)) for name, size in axis["sizes"]), axis["times"]) for axis in data["grid"]]
         return cls(
             name=data["name"],
             file=data["file"],

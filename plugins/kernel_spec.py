@@ -12,15 +12,13 @@ ARGUMENT_BYTES = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4}
 
 @dataclass(frozen=True)
 class Axis:
-    """One grid dimension: the product over `sizes` of ceil(argument / per), `per` 1 where it is not given.
-
-    `sizes` is a tuple of (argument name, per); an empty tuple is the constant 1.
-    """
+    """One grid dimension: `times` the product over `sizes`, (argument name, per), of ceil(argument / per)."""
 
     sizes: tuple[tuple[str, int], ...] = ()
+    times: int = 1
 
     def blocks(self, arguments: Mapping[str, Any]) -> int:
-        count = 1
+        count = self.times
         for name, per in self.sizes:
             count *= -(-int(arguments[name]) // per)
         return count
@@ -77,9 +75,9 @@ class TritonKernel:
     num_stages: int = 3
 
 
-def per(*sizes: tuple[str, int] | str) -> Axis:
+def per(*sizes: tuple[str, int] | str, times: int = 1) -> Axis:
     """Return the axis of ceil(name / per) for each (name, per); a bare name counts itself."""
-    return Axis(tuple((size, 1) if isinstance(size, str) else size for size in sizes))
+    return Axis(tuple((size, 1) if isinstance(size, str) else size for size in sizes), times)
 
 
 ONE = Axis()

@@ -1,25 +1,45 @@
-"""Every specialisation of the linear kernels that a bundle holds."""
+"""Every specialisation of the INT4 linear's kernels that a bundle holds, and their names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
+from typing import Any
 
-from sits_plugins import linear_portable
-from sits_plugins.kernel_spec import ONE, CudaModule, TritonKernel, per
+from sits_plugins import linear_dense, linear_portable
+from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
+from sits_plugins.linear_shapes import BALANCED, HOPPER, HOPPER_ROWS, STREAM
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 GROUP_SIZES = (32, 64, 128)
 PORTABLE_TOKENS = (16, 64)
 PORTABLE_ROWS = 64
 """Tiles of the portable kernel."""
+DENSE_TILE = 128
+PACK_THREADS = 256
+
+_CPP_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 
 
 def kernels(sm: int) -> list[TritonKernel | CudaModule]:
     """Return the linear kernels of a bundle for `sm`."""
     found: list[TritonKernel | CudaModule] = []
-    for dtype, group, tile in product(DTYPES, GROUP_SIZES, PORTABLE_TOKENS):
-        found.append(_portable(dtype, group, tile))
+    for dtype in DTYPES:
+        found.append(_dense(dtype))
+        for group, tile in product(GROUP_SIZES, PORTABLE_TOKENS):
+            found.append(_portable(dtype, group, tile))
+        if sm == 90:
+            found.append(_pack(dtype))
+        for group, zeros in product(GROUP_SIZES, (False, True)):
+            found += [_stream(dtype, group, zeros), _dequantize(dtype, group, zeros)]
+            if sm == 90:
+                found += [_hopper(dtype, group, zeros), _balanced(dtype, group, zeros)]
     return found
+
+
+def format_name(dtype: str, group_size: int, zeros: bool) -> str:
+    """Return the part of a kernel's name that says which weights it takes."""
+    return f"{DTYPES[dtype]}_g{group_size}_{'asym' if zeros else 'sym'}"
 
 
 def portable_name(dtype: str, group_size: int, tile: int) -> str:
@@ -27,19 +47,134 @@ def portable_name(dtype: str, group_size: int, tile: int) -> str:
     return f"linear_portable_{DTYPES[dtype]}_g{group_size}_t{tile}"
 
 
+def needed(dtype: str, group_size: int, symmetric: bool) -> Callable[[str], bool]:
+    """Return which kernels and modules a build with these weights needs: all that are not another format's linear."""
+    real = DTYPES[dtype]
+    mine = format_name(dtype, group_size, not symmetric)
+    names = {f"linear_{kind}_{mine}" for kind in ("stream", "dequantize", "hopper", "balanced")}
+    names |= {portable_name(dtype, group_size, tile) for tile in PORTABLE_TOKENS}
+    names |= {f"linear_dense_{real}", f"linear_pack_{real}"}
+    return lambda name: not name.startswith("linear_") or name in names
+
+
+def _arguments(pointers: str, integers: str) -> tuple[tuple[str, str], ...]:
+    return (*((name, "pointer") for name in pointers.split()), *((name, "i32") for name in integers.split()))
+
+
+def _stream(dtype: str, group: int, zeros: bool) -> CudaModule:
+    name = f"linear_stream_{format_name(dtype, group, zeros)}"
+    found = [
+        CudaKernel(
+            name=f"{name}_{s.suffix}",
+            arguments=_arguments("x qweight scales zeros bias input_scale out", "tokens rows columns"),
+            grid=(per(("rows", 16 * s.row_blocks)), per(("tokens", 8 * s.tiles)), ONE),
+            threads=32 * s.warps,
+            template=(_cpp(dtype), s.tiles, s.row_blocks, s.warps, s.depth, group, str(zeros).lower()),
+            dependent=True,
+        )
+        for s in STREAM
+    ]
+    return CudaModule(name, "linear_stream.cu", tuple(found))
+
+
+def _hopper(dtype: str, group: int, zeros: bool) -> CudaModule:
+    name = f"linear_hopper_{format_name(dtype, group, zeros)}"
+    found = [
+        CudaKernel(
+            name=f"{name}_{s.suffix}",
+            arguments=_arguments("packed qweight scales zeros bias out", "tokens rows columns"),
+            grid=(per(("tokens", s.tokens), times=s.split), per(("rows", HOPPER_ROWS)), ONE),
+            threads=256,
+            template=(
+                _cpp(dtype), s.tokens, s.split, s.stages, s.depth, s.resident, group, str(zeros).lower()
+            ),
+            shared_bytes=s.shared_bytes,
+            dependent=True,
+        )
+        for s in HOPPER
+    ]  # fmt: skip
+    return CudaModule(name, "linear_hopper.cu", tuple(found), architecture_specific=True)
+
+
+def _balanced(dtype: str, group: int, zeros: bool) -> CudaModule:
+    name = f"linear_balanced_{format_name(dtype, group, zeros)}"
+    found = [
+        CudaKernel(
+            name=f"{name}_{s.suffix}",
+            arguments=_arguments("packed qweight scales zeros bias out partial ready", "tokens rows columns blocks"),
+            grid=(per("blocks"), ONE, ONE),
+            threads=256,
+            template=(_cpp(dtype), s.tokens, s.stages, s.depth, group, str(zeros).lower()),
+            shared_bytes=s.shared_bytes,
+            dependent=True,
+        )
+        for s in BALANCED
+    ]
+    return CudaModule(name, "linear_balanced.cu", tuple(found), architecture_specific=True)
+
+
+def _pack(dtype: str) -> CudaModule:
+    name = f"linear_pack_{DTYPES[dtype]}"
+    kernel = CudaKernel(
+        name=name,
+        arguments=_arguments(
+            "x input_scale packed flags", "num_flags tokens columns tile_tokens padded_tokens"
+        ),
+        grid=(per(("padded_tokens", 4)), per(("columns", 64 * PACK_THREADS // 32)), ONE),
+        threads=PACK_THREADS,
+        template=(_cpp(dtype),),
+        dependent=True,
+    )  # fmt: skip
+    return CudaModule(name, "linear_pack.cu", (kernel,))
+
+
+def _dequantize(dtype: str, group: int, zeros: bool) -> CudaModule:
+    name = f"linear_dequantize_{format_name(dtype, group, zeros)}"
+    kernel = CudaKernel(
+        name=name,
+        arguments=_arguments("qweight scales zeros input_scale out", "rows columns"),
+        grid=(per(("columns", 64 * 8)), per(("rows", 16)), ONE),
+        threads=256,
+        template=(_cpp(dtype), group, str(zeros).lower()),
+        dependent=True,
+    )
+    return CudaModule(name, "linear_dequantize.cu", (kernel,))
+
+
+def _cpp(dtype: str) -> str:
+    return _CPP_TYPES[DTYPES[dtype]]
+
+
 def _portable(dtype: str, group: int, tile: int) -> TritonKernel:
     real = f"*{DTYPES[dtype]}"
     pointers = {
-        "x": real, "qweight": "*u8", "scales": "*fp16", "zeros": "*u8", "bias": real, "input_scale": "*fp16",
-        "out": real,
+        "x": real, "qweight": "*u8", "scales": real, "zeros": "*u8", "bias": real, "input_scale": real, "out": real,
     }  # fmt: skip
     sizes = ("tokens", "rows", "half_columns", "groups", "has_zeros", "has_bias", "has_input_scale")
     constants = {"GROUP": group, "BM": tile, "BN": PORTABLE_ROWS}
     return TritonKernel(
         name=portable_name(dtype, group, tile),
         function=linear_portable.w4a16,
-        signature={**pointers, **dict.fromkeys(sizes, "i32"), **dict.fromkeys(constants, "constexpr")},
+        signature=_signature(pointers, sizes, constants),
         constants=constants,
         grid=(per(("tokens", tile)), per(("rows", PORTABLE_ROWS)), ONE),
         aligned=(*pointers, "half_columns"),
     )
+
+
+def _dense(dtype: str) -> TritonKernel:
+    pointers = dict.fromkeys(("x", "weight", "bias", "out"), f"*{DTYPES[dtype]}")
+    constants = {"BM": DENSE_TILE, "BN": DENSE_TILE, "BK": 64}
+    return TritonKernel(
+        name=f"linear_dense_{DTYPES[dtype]}",
+        function=linear_dense.dense,
+        signature=_signature(pointers, ("tokens", "rows", "columns", "stride", "has_bias"), constants),
+        constants=constants,
+        grid=(per(("tokens", DENSE_TILE)), per(("rows", DENSE_TILE)), ONE),
+        aligned=(*pointers, "columns"),
+        num_warps=8,
+    )
+
+
+def _signature(pointers: dict[str, str], sizes: tuple[str, ...], constants: dict[str, Any]) -> dict[str, str]:
+    return {**pointers, **dict.fromkeys(sizes, "i32"), **dict.fromkeys(constants, "constexpr")}

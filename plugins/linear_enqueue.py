@@ -2,24 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from sits_plugins.launcher import LinearCall
+from sits_plugins.linear_plan import DENSE_ROWS, DenseShape, Shape, Workspace, choose_shape, workspace
+from sits_plugins.linear_shapes import BalancedShape, StreamShape, ceil_div
+
+from sits_trt.layouts import WeightLayout
+
+_REAL = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 class Launches(Protocol):
     """What `launch.BundleLauncher` offers to the rooms that enqueue kernels."""
 
-    def launch(self, name: str, grid: tuple[int, int, int] | None, args: object, stream: int) -> None: ...
+    sm: int
+    multiprocessors: int
+
+    def launch(self, name: str, grid: tuple[int, int, int] | None, args: Any, stream: int) -> None: ...
 
 
 def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
-    """Enqueue out = (x * input_scale) @ dequantize(qweight).T + bias for weights in the project's own order."""
-    real = {"float16": "fp16", "bfloat16": "bf16"}[call.dtype]
+    """Enqueue out = (x * input_scale) @ dequantize(qweight).T + bias for weights in either layout.
+
+    With the mma16 layout `call.workspace` must hold `linear_plan.workspace_bound` bytes; the other needs none.
+    """
+    if call.layout == WeightLayout.SITS:
+        _enqueue_portable(launcher, call, stream)
+        return
+    size = (call.tokens, call.out_features, call.in_features)
+    shape = choose_shape(*size, launcher.sm, launcher.multiprocessors)
+    enqueue_shape(launcher, call, shape, workspace(shape, *size, launcher.multiprocessors), stream)
+
+
+def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: Workspace, stream: int) -> None:
+    """Enqueue the kernels of one shape for weights in the mma16 layout."""
+    name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
+    size = (call.tokens, call.out_features, call.in_features)
+    weight = (call.qweight, call.scales, call.zeros)
+    if isinstance(shape, StreamShape):
+        args = (call.x, *weight, call.bias, call.input_scale, call.out, *size)
+        launcher.launch(f"linear_stream_{name}_{shape.suffix}", None, args, stream)
+    elif isinstance(shape, DenseShape):
+        _enqueue_dense(launcher, call, name, stream)
+    elif isinstance(shape, BalancedShape):
+        partial, ready = call.workspace + scratch.partial, call.workspace + scratch.ready
+        blocks = shape.blocks(*size, launcher.multiprocessors)
+        _pack(launcher, call, shape.tokens, (ready, blocks), stream)
+        args = (call.workspace, *weight, call.bias, call.out, partial, ready, *size, blocks)
+        launcher.launch(f"linear_balanced_{name}_{shape.suffix}", None, args, stream)
+    else:
+        _pack(launcher, call, shape.tokens, (0, 0), stream)
+        args = (call.workspace, *weight, call.bias, call.out, *size)
+        launcher.launch(f"linear_hopper_{name}_{shape.suffix}", None, args, stream)
+
+
+def enqueue_dequantize(launcher: Launches, call: LinearCall, out: int, first_row: int, rows: int, stream: int) -> None:
+    """Enqueue the dequantizing of `rows` rows from `first_row`, a multiple of 16, to `out` [rows, in_features]."""
+    name = f"linear_dequantize_{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
+    pieces = ceil_div(call.in_features, 64)
+    groups = 2 * pieces if call.group_size == 32 else call.in_features // call.group_size
+    qweight = call.qweight + first_row * pieces * 32
+    scales = call.scales + first_row * groups * 2
+    zeros = call.zeros + first_row * groups if call.zeros else 0
+    launcher.launch(name, None, (qweight, scales, zeros, call.input_scale, out, rows, call.in_features), stream)
+
+
+def _pack(launcher: Launches, call: LinearCall, tile: int, flags: tuple[int, int], stream: int) -> None:
+    padded = ceil_div(call.tokens, tile) * tile
+    args = (call.x, call.input_scale, call.workspace, *flags, call.tokens, call.in_features, tile, padded)
+    launcher.launch(f"linear_pack_{_REAL[call.dtype]}", None, args, stream)
+
+
+def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int) -> None:
+    """Dequantize DENSE_ROWS rows at a time to the workspace and multiply them."""
+    for first in range(0, call.out_features, DENSE_ROWS):
+        rows = min(DENSE_ROWS, call.out_features - first)
+        enqueue_dequantize(launcher, call, call.workspace, first, rows, stream)
+        bias = call.bias + 2 * first if call.bias else 0
+        args = (
+            call.x, call.workspace, bias, call.out + 2 * first, call.tokens, rows, call.in_features,
+            call.out_features, int(call.bias != 0),
+        )  # fmt: skip
+        launcher.launch(f"linear_dense_{_REAL[call.dtype]}", None, args, stream)
+
+
+def _enqueue_portable(launcher: Launches, call: LinearCall, stream: int) -> None:
     tile = 16 if call.tokens <= 16 else 64
     args = (
         call.x, call.qweight, call.scales, call.zeros, call.bias, call.input_scale, call.out,
         call.tokens, call.out_features, call.in_features // 2, call.in_features // call.group_size,
         int(call.zeros != 0), int(call.bias != 0), int(call.input_scale != 0),
     )  # fmt: skip
-    launcher.launch(f"linear_portable_{real}_g{call.group_size}_t{tile}", None, args, stream)
+    launcher.launch(f"linear_portable_{_REAL[call.dtype]}_g{call.group_size}_t{tile}", None, args, stream)

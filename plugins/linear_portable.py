@@ -28,8 +28,8 @@ def dequantize(
     words = tl.load(qweight + row[:, None] * half_columns + byte[None, :], mask=ok, other=0)
     place = row[:, None] * groups + ((byte * 2) // GROUP)[None, :]
     scale = tl.load(scales + place, mask=ok, other=0).to(tl.float32)
-    shift = tl.load(zeros + place, mask=ok & (has_zeros != 0), other=8).to(tl.float32)
-    scaled = (byte < half_columns) & (has_input_scale != 0)
+    shift = tl.load(zeros + place, mask=ok & (row < rows * has_zeros)[:, None], other=8).to(tl.float32)
+    scaled = byte < half_columns * has_input_scale
     even = tl.load(input_scale + byte * 2, mask=scaled, other=1).to(tl.float32)
     odd = tl.load(input_scale + byte * 2 + 1, mask=scaled, other=1).to(tl.float32)
     low = ((words & 0xF).to(tl.float32) - shift) * scale * even[None, :]
@@ -64,7 +64,7 @@ def w4a16(
         )  # fmt: skip
         place = row * groups + group
         scale = tl.load(scales + place, mask=row_ok, other=0).to(tl.float32)
-        shift = tl.load(zeros + place, mask=row_ok & (has_zeros != 0), other=8).to(tl.int16)
+        shift = tl.load(zeros + place, mask=row < rows * has_zeros, other=8).to(tl.int16)
         even = x + token[None, :] * (2 * half_columns) + column[:, None]
         x_even = tl.load(even, mask=token_ok[None, :], other=0)
         x_odd = tl.load(even + 1, mask=token_ok[None, :], other=0)
@@ -74,6 +74,6 @@ def w4a16(
         low = ((words & 0xF).to(tl.int16) - shift[:, None]).to(real)
         high = ((words >> 4).to(tl.int16) - shift[:, None]).to(real)
         acc += tl.dot(high, x_odd, tl.dot(low, x_even)) * scale[:, None]
-    acc += tl.load(bias + row, mask=row_ok & (has_bias != 0), other=0).to(tl.float32)[:, None]
+    acc += tl.load(bias + row, mask=row < rows * has_bias, other=0).to(tl.float32)[:, None]
     place = out + token[None, :] * rows + row[:, None]
     tl.store(place, acc.to(real), mask=row_ok[:, None] & token_ok[None, :])

@@ -1,14 +1,37 @@
 """Orders in which 4-bit codes lie in bytes and words, as pure functions on numpy arrays.
 
 The project's own layout ("sits") is uint8 [out, in/2]: byte (n, j) holds code (n, 2j) in its low and
-code (n, 2j+1) in its high nibble, codes unsigned 0..15. Other layouts are those of the formats that
-carry them.
+code (n, 2j+1) in its high nibble, codes unsigned 0..15. "mma16" is the order of the fast kernels, made
+from it once, offline. Other layouts are those of the formats that carry them.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+
+class WeightLayout(StrEnum):
+    """Order of an INT4 weight in memory."""
+
+    SITS = "sits"
+    MMA16 = "mma16"
+
+
+MMA16_ROWS, MMA16_COLUMNS = 16, 64
+"""One piece of the mma16 layout: 16 outputs by 64 inputs, 512 bytes, one 16-byte load for each of 32 lanes."""
+
+MMA16_SPLIT = (2, 8, 2, 4, 2, 2, 2)
+"""A piece's codes by row = 8*half + g and column = 32*a + 8*t + 4*b + 2*pair + odd: half, g, a, t, b, pair, odd."""
+
+MMA16_AXES = (1, 3, 2, 4, 6, 5, 0)
+"""Their order in memory: lane 4*g + t, its word 2*a + b, and nibble 4*odd + 2*pair + half of that word.
+
+Nibbles i and i + 4 of a word are the two halves of A register i of mma.m16n8k16, so that one mask picks a register.
+"""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """AutoAWQ GEMM: nibble i of an int32 (low first) holds output column AWQ_ORDER[i] of each eight."""
@@ -63,3 +86,41 @@ def unpack_modelopt(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     out[0::2] = (packed & 0xF) ^ 8
     out[1::2] = (packed >> 4) ^ 8
     return out
+
+
+def pack_mma16(codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """Pack codes [out, in] into mma16: uint32 [ceil(out/16), ceil(in/64), 32 lanes, 4 words], padded with code 0."""
+    padded = _padded(codes, MMA16_ROWS, MMA16_COLUMNS)
+    blocks, pieces = padded.shape[0] // MMA16_ROWS, padded.shape[1] // MMA16_COLUMNS
+    half, g, *columns = MMA16_SPLIT
+    split = padded.reshape(blocks, half, g, pieces, *columns).transpose(0, 3, 1, 2, 4, 5, 6, 7, 8)
+    ordered = split.transpose(0, 1, *(axis + 2 for axis in MMA16_AXES)).reshape(blocks, pieces, 32, 4, 8)
+    words = np.zeros(ordered.shape[:-1], np.uint32)
+    for nibble in range(8):
+        words |= ordered[..., nibble].astype(np.uint32) << np.uint32(4 * nibble)
+    return words
+
+
+def unpack_mma16(words: NDArray[np.uint32], out_features: int, in_features: int) -> NDArray[np.uint8]:
+    """Undo `pack_mma16`: uint8 codes [out_features, in_features]."""
+    blocks, pieces = words.shape[:2]
+    nibbles = (words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & 0xF
+    ordered = nibbles.astype(np.uint8).reshape(blocks, pieces, *(MMA16_SPLIT[axis] for axis in MMA16_AXES))
+    split = ordered.transpose(0, 1, *(MMA16_AXES.index(axis) + 2 for axis in range(len(MMA16_SPLIT))))
+    codes = split.transpose(0, 2, 3, 1, 4, 5, 6, 7, 8).reshape(blocks * MMA16_ROWS, pieces * MMA16_COLUMNS)
+    return np.ascontiguousarray(codes[:out_features, :in_features])
+
+
+def pack_mma16_groups(values: NDArray[Any], group_size: int) -> NDArray[Any]:
+    """Bring scales or zero points [out, in/group_size] into mma16: [ceil(out/16), groups, 8, 2], rows g and g + 8.
+
+    Outputs and groups of 32 inputs that pad a piece become 0.
+    """
+    padded = _padded(values, MMA16_ROWS, max(1, MMA16_COLUMNS // group_size))
+    split = padded.reshape(-1, 2, 8, padded.shape[1])
+    return np.ascontiguousarray(split.transpose(0, 3, 2, 1))
+
+
+def _padded(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
+    """Append zeros until the sides are multiples of `rows` and `columns`."""
+    return np.pad(values, [(0, -values.shape[0] % rows), (0, -values.shape[1] % columns)])

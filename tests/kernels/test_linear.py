@@ -1,0 +1,198 @@
+"""The INT4 linear's kernels in OpenAI Triton, run by its interpreter, against the op; their choice; their arguments."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from sits_plugins.kernel_spec import CudaModule, TritonKernel
+from sits_plugins.launcher import LinearCall
+from sits_plugins.linear_catalogue import kernels, needed
+from sits_plugins.linear_enqueue import enqueue_linear
+from sits_plugins.linear_plan import DenseShape, choose_shape, shape_us, workspace, workspace_bound
+from sits_plugins.linear_shapes import StreamShape
+
+from sits_trt.ops import dequantize, w4a16_linear
+from tests.support.interpreter import interpreted
+from tests.support.linear import random_weight
+
+portable = interpreted("sits_plugins.linear_portable")
+dense = interpreted("sits_plugins.linear_dense")
+
+LLAMA_3_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
+
+
+def run_portable(x, weight, tile):
+    tokens, rows = x.shape[0], weight.qweight.shape[0]
+    out = torch.full((tokens, rows), float("nan"), dtype=x.dtype)
+    absent = torch.zeros(0, dtype=torch.uint8)
+    portable.w4a16[(-(-tokens // tile), -(-rows // 32))](
+        x, weight.qweight, weight.scales.to(x.dtype),
+        absent if weight.zeros is None else weight.zeros,
+        x if weight.bias is None else weight.bias.to(x.dtype),
+        x if weight.input_scale is None else weight.input_scale.to(x.dtype),
+        out, tokens, rows, weight.qweight.shape[1], weight.scales.shape[1],
+        int(weight.zeros is not None), int(weight.bias is not None), int(weight.input_scale is not None),
+        GROUP=weight.group_size, BM=tile, BN=32,
+    )  # fmt: skip
+    return out
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns", "group", "options"),
+    [
+        (1, 33, 96, 32, ""),
+        (2, 64, 128, 64, "zeros"),
+        (3, 40, 256, 128, "zeros bias"),
+        (17, 24, 160, 32, "bias input_scale"),
+        (64, 50, 192, 64, "zeros bias input_scale"),
+        (130, 20, 128, 128, "input_scale"),
+    ],
+)
+def test_portable_kernel_equals_the_op(tokens, rows, columns, group, options):
+    """In float16 only: OpenAI Triton's interpreter multiplies the bit patterns of bfloat16."""
+    weight = random_weight(rows, columns, group, options.split())
+    x = torch.randn(tokens, columns).half()
+    out = run_portable(x, weight, 16 if tokens <= 16 else 64)
+    want = weight.reference(x)
+    # Products are exact and sums are float32, so what is left is the rounding of scales, inputs and result.
+    assert (out.double() - want).norm() < 1e-3 * want.norm()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17])
+def test_b25_bias_is_added_once_in_the_portable_kernel(tokens):
+    """Same packed weight with bias 0 and bias 1..N: the difference is the bias."""
+    weight = random_weight(40, 128, 64, ["zeros"])
+    x = torch.randn(tokens, 128).half()
+    without = run_portable(x, weight, 16 if tokens <= 16 else 64)
+    weight.bias = torch.arange(1.0, 41.0).half()
+    difference = run_portable(x, weight, 16 if tokens <= 16 else 64).float() - without.float()
+    assert torch.allclose(difference, weight.bias.float().expand_as(difference), atol=0.05)
+
+
+@pytest.mark.parametrize(("zeros", "scaled"), [(False, False), (True, True)])
+def test_portable_dequantize_equals_the_op(zeros, scaled):
+    weight = random_weight(21, 96, 32, ["zeros"] * zeros + ["input_scale"] * scaled)
+    out = torch.full((21, 96), float("nan"))
+    absent = torch.zeros(0, dtype=torch.uint8)
+    portable.dequantize[(2, 2)](
+        weight.qweight, weight.scales, weight.zeros if zeros else absent, weight.input_scale if scaled else absent,
+        out, 21, 48, 3, int(zeros), int(scaled), GROUP=32, BN=16, BH=32,
+    )  # fmt: skip
+    want = dequantize(weight.qweight, weight.scales, weight.zeros, 32)
+    assert torch.allclose(out, want * weight.input_scale.float() if scaled else want)
+
+
+@pytest.mark.parametrize(("tokens", "rows", "columns", "bias"), [(5, 33, 96, True), (37, 16, 40, False)])
+def test_dense_kernel_is_a_matrix_product_with_strided_rows(tokens, rows, columns, bias):
+    x, w = torch.randn(tokens, columns).half(), torch.randn(rows, columns).half()
+    b = torch.randn(rows).half()
+    out = torch.full((tokens, rows + 7), float("nan")).half()
+    dense.dense[(-(-tokens // 16), -(-rows // 16))](
+        x, w, b, out, tokens, rows, columns, rows + 7, int(bias), BM=16, BN=16, BK=32
+    )
+    want = x.double() @ w.double().T + (b.double() if bias else 0)
+    assert (out[:, :rows].double() - want).norm() < 1e-3 * want.norm()
+    assert out[:, rows:].isnan().all()
+
+
+def catalogue_arguments(sm):
+    found = {}
+    for source in kernels(sm):
+        if isinstance(source, CudaModule):
+            found |= {kernel.name: (kernel.arguments, kernel.grid) for kernel in source.kernels}
+        else:
+            arguments = tuple((n, k) for n, k in source.signature.items() if k != "constexpr")
+            found[source.name] = (arguments, source.grid)
+    return found
+
+
+class RecordingLauncher:
+    """Checks what is launched against the catalogue: names, numbers of arguments, and grids."""
+
+    def __init__(self, sm, multiprocessors):
+        self.sm, self.multiprocessors = sm, multiprocessors
+        self.known = catalogue_arguments(sm)
+        self.names = []
+
+    def launch(self, name, grid, args, stream):
+        arguments, rule = self.known[name]
+        assert len(args) == len(arguments), name
+        if grid is None:
+            by_name = dict(zip([n for n, _ in arguments], args, strict=True))
+            grid = tuple(axis.blocks(by_name) for axis in rule)
+        assert all(size >= 1 for size in grid), (name, grid)
+        self.names.append(name)
+
+
+@pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
+def test_every_choice_launches_kernels_of_the_bundle_with_their_arguments(sm, multiprocessors):
+    launcher = RecordingLauncher(sm, multiprocessors)
+    for layout in ("sits", "mma16"):
+        for tokens in (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096):
+            for rows, columns in [*LLAMA_3_8B, (576, 1536), (960, 576)]:
+                call = LinearCall(
+                    x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=0, out=2048, workspace=4096,
+                    dtype="float16", tokens=tokens, in_features=columns, out_features=rows, group_size=64,
+                    layout=layout,
+                )  # fmt: skip
+                enqueue_linear(launcher, call, 0)
+    kinds = {name.split("_")[1] for name in launcher.names}
+    fast = {"stream", "pack", "hopper", "balanced"} if sm == 90 else {"stream", "dequantize", "dense"}
+    assert kinds == {"portable", *fast}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [*LLAMA_3_8B, (8192, 8192)])
+def test_choice_has_no_cliff_on_an_h200(rows, columns):
+    """More tokens never gain more than 5 % by the model: else the larger shape would have served the fewer tokens."""
+    counts = sorted({*range(1, 65), *range(65, 4097, 61)})
+    times = [
+        shape_us(choose_shape(m, rows, columns, 90, 132, True), m, rows, columns, 132) for m in counts
+    ]  # fmt: skip
+    for smaller, larger in pairwise(times):
+        assert larger > 0.95 * smaller
+
+
+def test_choice_follows_the_number_of_tokens():
+    assert isinstance(choose_shape(1, 4096, 4096, 90, 132), StreamShape)
+    assert not isinstance(choose_shape(512, 4096, 4096, 90, 132), StreamShape | DenseShape)
+    assert isinstance(choose_shape(4096, 28672, 4096, 90, 132, library_gemm=True), DenseShape)
+    assert isinstance(choose_shape(4096, 28672, 4096, 80, 108), DenseShape)
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_workspace_bound_holds_for_every_choice(sm):
+    for rows, columns in LLAMA_3_8B:
+        bound = workspace_bound(1000, rows, columns)
+        for tokens in (1, 17, 64, 65, 500, 999, 1000):
+            shape = choose_shape(tokens, rows, columns, sm, 132)
+            assert workspace(shape, tokens, rows, columns, 132).total <= bound
+
+
+def test_a_build_needs_only_the_linears_of_its_format():
+    wanted = needed("bfloat16", 32, symmetric=False)
+    names = [source.name for source in kernels(90) if wanted(source.name)]
+    assert sorted(names) == sorted(
+        [
+            "linear_stream_bf16_g32_asym", "linear_dequantize_bf16_g32_asym", "linear_hopper_bf16_g32_asym",
+            "linear_balanced_bf16_g32_asym", "linear_pack_bf16", "linear_dense_bf16",
+            "linear_portable_bf16_g32_t16", "linear_portable_bf16_g32_t64",
+        ]
+    )  # fmt: skip
+    assert wanted("attention_anything")
+
+
+def test_specialisations_have_unique_names():
+    for sm in (80, 90):
+        names = [s.name for s in kernels(sm) if isinstance(s, TritonKernel)]
+        names += [k.name for s in kernels(sm) if isinstance(s, CudaModule) for k in s.kernels]
+        assert len(names) == len(set(names))
+
+
+def test_reference_is_what_the_op_says():
+    weight = random_weight(9, 64, 32, ["zeros", "bias", "input_scale"])
+    x = torch.randn(4, 64, dtype=torch.float64)
+    out = w4a16_linear(x, weight.qweight, weight.scales, weight.zeros, weight.bias, weight.input_scale, 32)
+    assert np.allclose(out.numpy(), weight.reference(x).numpy(), rtol=1e-6)
