@@ -11,6 +11,9 @@ from sits_trt.spec import TileSpec
 
 MEMINFO = Path("/proc/meminfo")
 
+HOST_FRACTION = 0.5
+"""Part of a host's available memory that a pool takes at most: the weights' pages and other programs live there too."""
+
 
 def available_host_bytes() -> int:
     """Memory that can be taken without swapping; all of it where the system does not tell."""
@@ -32,9 +35,10 @@ def pool_tiles(
     """Return the number of tiles of the pool: never more than `memory_fraction` of `available_bytes`.
 
     fill: take all of that (a GPU does nothing else, and what no sequence holds keeps prefixes), or no more than a
-    full batch of the longest sequences can hold (a host has other work). max_tiles: the bound where it is given.
-    Raises SitsError when not even one longest sequence fits and that was not asked for.
+    full batch of the longest sequences can hold nor than HOST_FRACTION (a host has other work). max_tiles: the bound
+    where it is given. Raises SitsError when not even one longest sequence fits and that was not asked for.
     """
+    memory_fraction = memory_fraction if fill else min(memory_fraction, HOST_FRACTION)
     affordable = int(available_bytes * memory_fraction) // tile.tile_bytes
     one_sequence = tile.tiles_for(limits.max_seq_tokens)
     wanted = max_tiles or (affordable if fill else limits.max_batch_size * one_sequence)

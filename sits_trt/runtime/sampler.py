@@ -74,18 +74,8 @@ def _logprobs(
 
 def _penalize(shaped: Tensor, draws: Sequence[Advance], plans: Sequence[SamplingPlan]) -> None:
     """Apply repetition, presence and frequency penalties to `shaped` [draws, vocab] in place."""
-    seen_rows, seen_tokens, said_rows, said_tokens, said_counts = [], [], [], [], []
-    for row, (draw, plan) in enumerate(zip(draws, plans, strict=True)):
-        if not plan.penalized:
-            continue
-        said, counts = np.unique(np.asarray(draw.output_ids, dtype=np.int64), return_counts=True)
-        seen = np.union1d(plan.prompt_tokens, said)
-        seen_rows.append(np.full(len(seen), row))
-        seen_tokens.append(seen)
-        said_rows.append(np.full(len(said), row))
-        said_tokens.append(said)
-        said_counts.append(counts)
-    if not seen_rows:
+    counted = [(row, draw.counted) for row, draw in enumerate(draws) if draw.counted is not None]
+    if not counted:
         return
 
     def tensor(parts: list[NDArray[np.int64]]) -> Tensor:
@@ -94,11 +84,12 @@ def _penalize(shaped: Tensor, draws: Sequence[Advance], plans: Sequence[Sampling
     def per_row(name: str) -> Tensor:
         return torch.tensor([getattr(plan.params, name) for plan in plans], device=shaped.device)
 
-    rows, tokens = tensor(seen_rows), tensor(seen_tokens)
+    rows = tensor([np.full(len(tokens), row) for row, (tokens, _) in counted])
+    tokens, counts = (tensor([one[part] for _, one in counted]) for part in (0, 1))
     values, repetition = shaped[rows, tokens], per_row("repetition_penalty")[rows]
-    shaped[rows, tokens] = torch.where(values > 0, values / repetition, values * repetition)
-    rows, tokens, times = tensor(said_rows), tensor(said_tokens), tensor(said_counts)
-    shaped[rows, tokens] -= per_row("presence_penalty")[rows] + per_row("frequency_penalty")[rows] * times
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= per_row("presence_penalty")[rows] * (counts > 0) + per_row("frequency_penalty")[rows] * counts
+    shaped[rows, tokens] = values
 
 
 def _ban(shaped: Tensor, draws: Sequence[Advance], plans: Sequence[SamplingPlan]) -> None:
@@ -108,11 +99,7 @@ def _ban(shaped: Tensor, draws: Sequence[Advance], plans: Sequence[SamplingPlan]
     for row, (draw, plan) in enumerate(zip(draws, plans, strict=True)):
         banned = list(plan.end_ids) if draw.draw < plan.params.min_tokens else []
         for word in plan.params.bad_words:
-            before = len(word) - 1
-            recent = draw.output_ids[max(0, len(draw.output_ids) - before) :]
-            if len(recent) < before:
-                recent = plan.prompt_ids[max(0, len(plan.prompt_ids) - before + len(recent)) :] + recent
-            if recent == word[:-1]:
+            if draw.recent[len(draw.recent) - len(word) + 1 :] == word[:-1]:
                 banned.append(word[-1])
         rows += [row] * len(banned)
         tokens += banned

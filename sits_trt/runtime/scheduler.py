@@ -229,10 +229,14 @@ class Scheduler:
         if not sequence.first_scheduled_ns:
             sequence.first_scheduled_ns = now
             self.meters.queue_ms.observe((now - sequence.arrival_ns) / 1e6)
-        plan = sequence.plan if end == len(sequence.tokens) else None
-        history = tuple(sequence.tokens[sequence.num_prompt :]) if plan and plan.needs_history else ()
+        tokens = sequence.tokens
+        if end < len(tokens):
+            return Advance(sequence.key, tokens[start:end], start, lease.tiles, None, sequence.num_output)
+        plan = sequence.plan
+        recent = tuple(tokens[-plan.recent_tokens :]) if plan.recent_tokens else ()
+        counted = sequence.counts.snapshot() if sequence.counts else None
         return Advance(
-            sequence.key, sequence.tokens[start:end], start, lease.tiles, plan, history, sequence.num_output
+            sequence.key, tokens[start:end], start, lease.tiles, plan, sequence.num_output, recent, counted
         )  # fmt: skip
 
     def _take_step(self, number: int) -> Step:
@@ -243,9 +247,8 @@ class Scheduler:
 
     def _computed(self, sequence: Sequence, count: int) -> None:
         """Count tokens as in the pool, and publish the tiles that they fill."""
-        prompt_left = sequence.num_prompt - sequence.num_computed
-        if prompt_left > 0:
-            self.meters.prefilled_tokens += min(count, prompt_left)
+        if sequence.num_computed < sequence.num_prompt:
+            self.meters.prefilled_tokens += count
         sequence.num_computed += count
         full = sequence.num_computed // self._tile_tokens
         if full > sequence.num_published:
@@ -257,6 +260,8 @@ class Scheduler:
 
     def _drawn(self, sequence: Sequence, token: int, logprob: tuple[float, ...], now: int) -> TokenEvent:
         sequence.tokens.append(token)
+        if sequence.counts:
+            sequence.counts.add(token)
         if sequence.first_token_ns:
             self.meters.itl_ms.observe((now - sequence.last_token_ns) / 1e6)
         else:

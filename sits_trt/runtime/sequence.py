@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sits_trt.runtime.answer import Answer
 from sits_trt.runtime.detokenizer import Detokenizer
+from sits_trt.runtime.history import TokenCounts
 from sits_trt.runtime.prefix import ROOT, chain_names
 from sits_trt.runtime.request import FinishReason, Request, Timings, TokenEvent
 from sits_trt.runtime.sampling import plan_sampling
@@ -18,8 +19,9 @@ class Sequence:
         | cached | computed in earlier steps | pending |
         0        num_cached                  num_computed    len(tokens)
 
-    A sequence that has drawn its newest token and nothing else to do has exactly one pending token.
-    `tile_names` names the full tiles of `tokens` as far as they are known; `num_published` of them are published.
+    A sequence that has drawn its newest token and nothing else to do has exactly one pending token. `counts` is there
+    where penalties need it. `tile_names` names the full tiles of `tokens` as far as they are known; the first
+    `num_published` of them are published.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Sequence:
         self.plan = plan_sampling(request, vocab_size, eos_ids)
         self.answer = Answer(request.sampling, self.plan.end_ids, detokenizer)
         self.tokens = list(request.prompt_ids)
+        self.counts = TokenCounts(self.tokens, request.sampling.max_tokens) if self.plan.penalized else None
         self.num_prompt = len(self.tokens)
         self.num_computed = 0
         self.num_cached = 0

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sits_trt.runtime.history import Counted
 from sits_trt.runtime.sampling import SamplingPlan
 
 IntArray = NDArray[np.int32]
@@ -19,8 +20,8 @@ class Advance(NamedTuple):
 
     token_ids: the tokens to compute, at positions context_len onwards. tiles: int32, the sequence's tiles, enough
     for them. plan: how the next token is drawn; None when the last of `token_ids` is not the last one known, so
-    that there is nothing to draw. output_ids: the answer so far where the plan needs it. draw: the number of tokens
-    of the answer so far.
+    that there is nothing to draw. draw: the number of tokens of the answer so far. recent: the newest tokens of prompt
+    and answer, as many as the plan's bad words reach back. counted: token counts where the plan has penalties.
     """
 
     key: int
@@ -28,8 +29,9 @@ class Advance(NamedTuple):
     context_len: int
     tiles: IntArray
     plan: SamplingPlan | None
-    output_ids: tuple[int, ...]
     draw: int
+    recent: tuple[int, ...] = ()
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True, slots=True)

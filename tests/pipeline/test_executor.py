@@ -80,6 +80,26 @@ def test_concurrent_requests_equal_one_at_a_time(quantized: bool, spec: dict[str
         assert stats.cached_tokens >= 7 * 64
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_gives_the_tokens_of_the_cpu() -> None:
+    rng, decoder = random.Random(13), make_decoder()
+    wanted = [
+        Request(
+            "", prompt_of(rng, length), SamplingParams(20, temperature=temperature, top_k=20, top_p=0.9, seed=length)
+        )
+        for length in (1, 17, 60)
+        for temperature in (0.0, 1.0)
+    ]
+    with make_executor(decoder) as executor:
+        expected = [join_events(executor.stream(request)).token_ids for request in wanted]
+    decoder.to("cuda")
+    with make_executor(decoder) as executor:
+        inboxes = [Inbox() for _ in wanted]
+        for request, inbox in zip(wanted, inboxes, strict=True):
+            executor.submit(request, inbox)
+        assert [inbox.result().token_ids for inbox in inboxes] == expected
+
+
 def test_b43_seeded_sampling_does_not_depend_on_traffic() -> None:
     rng, decoder = random.Random(12), make_decoder()
     prompts = prompt_of(rng, 5), prompt_of(rng, 40)

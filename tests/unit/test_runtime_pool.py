@@ -15,10 +15,13 @@ def test_a_host_gives_what_a_full_batch_can_use() -> None:
     assert tiles(1000) == 40
     assert tiles(50) == 25
     assert tiles(1000, max_tiles=12) == 12
+    assert tiles(50, fraction=0.9) == 25, "a host keeps half of its memory"
+    assert tiles(50, fraction=0.2) == 10
 
 
 def test_a_gpu_gives_its_fraction_as_the_cache_can_use_it() -> None:
     assert tiles(1000, fill=True) == 500
+    assert tiles(1000, fraction=0.9, fill=True) == 900
     assert tiles(1000, max_tiles=12, fill=True) == 12
     assert tiles(50, max_tiles=1000, fill=True) == 25
 

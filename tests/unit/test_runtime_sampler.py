@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sits_trt.runtime.history import TokenCounts
 from sits_trt.runtime.request import Request, SamplingParams
 from sits_trt.runtime.sampler import NOT_FINITE, sample
 from sits_trt.runtime.sampling import plan_sampling
@@ -26,7 +27,19 @@ def advance(
     params = SamplingParams(**{"max_tokens": 100, **sampling})  # type: ignore[arg-type]
     params.validate(vocab)
     plan = plan_sampling(Request("", prompt, params), vocab, eos)
-    return Advance(key, (1,), 0, np.zeros(1, np.int32), plan, output if plan.needs_history else (), len(output))
+    counts = TokenCounts(prompt, 100)
+    for token in output:
+        counts.add(token)
+    return Advance(
+        key,
+        (1,),
+        0,
+        np.zeros(1, np.int32),
+        plan,
+        len(output),
+        (prompt + output)[len(prompt + output) - plan.recent_tokens :],
+        counts.snapshot() if plan.penalized else None,
+    )
 
 
 def run(advances: list[Advance], logits: torch.Tensor) -> StepResult:
@@ -139,7 +152,7 @@ def test_frequencies_follow_the_distribution() -> None:
     logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1]))
     count = 4000
     plan = advance(0, vocab=4, temperature=1.0, seed=3).plan
-    advances = [Advance(draw, (1,), 0, np.zeros(1, np.int32), plan, (), draw) for draw in range(count)]
+    advances = [Advance(draw, (1,), 0, np.zeros(1, np.int32), plan, draw) for draw in range(count)]
     drawn = Counter(run(advances, logits.expand(count, 4)).tokens.values())
     for token, probability in enumerate((0.5, 0.25, 0.15, 0.1)):
         # Five standard deviations of a binomial count.
@@ -173,7 +186,7 @@ def test_b43_seeds_and_draws_matter_and_greedy_ignores_them() -> None:
 
     def answer(seed: int | None, **sampling: object) -> list[int]:
         plan = advance(0, temperature=1.0, seed=seed).plan if not sampling else advance(0, seed=seed, **sampling).plan
-        steps = [Advance(0, (1,), 0, np.zeros(1, np.int32), plan, (), draw) for draw in range(12)]
+        steps = [Advance(0, (1,), 0, np.zeros(1, np.int32), plan, draw) for draw in range(12)]
         return [run([step], logits).tokens[0] for step in steps]
 
     assert answer(1) == answer(1)

@@ -292,3 +292,16 @@ def test_random_schedules_never_lose_or_double_a_token(seed: int) -> None:
             assert bench.reason(key) is FinishReason.LENGTH
             assert bench.tokens(key) == tokens
     assert bench.scheduler.tiles.available_tiles == bounds.num_tiles
+
+
+def test_penalties_and_bad_words_see_prompt_and_answer() -> None:
+    bench = Workbench(limits(step_tokens=16))
+    ids = prompt(20)
+    key = bench.add(request(ids, 6, repetition_penalty=1.5, bad_words=((1, 2, 3), (4,))))
+    while bench.scheduler.busy:
+        said = bench.tokens(key)
+        for advance in bench.step().draws:
+            assert advance.recent == (*ids, *said)[-2:]
+            assert advance.counted is not None
+            assert set(advance.counted.tokens.tolist()) == {*ids, *said}
+            assert dict(zip(*map(list, advance.counted), strict=True)) == {t: said.count(t) for t in {*ids, *said}}
