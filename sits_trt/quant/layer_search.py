@@ -12,6 +12,7 @@ so that, with compensation, each group also makes up for the drift of everything
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -48,12 +49,14 @@ class LayerResult:
     """A decided layer: its canonical tensors as the quantized checkpoint holds them, and what it cost.
 
     `errors` maps the name of each quantized linear to its squared output error on the calibration text, relative to
-    the squared output; `drift` is the relative squared difference of the two residual streams after the layer.
+    the squared output; `drift` is the relative squared difference of the two residual streams after the layer;
+    `seconds` is how long the search took.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     drift: float = 0.0
+    seconds: float = 0.0
 
 
 class LayerSearch:
@@ -90,6 +93,7 @@ class LayerSearch:
     @torch.inference_mode()
     def run(self) -> LayerResult:
         """Decide the four groups, then the residual scale; return the layer as it is to be stored."""
+        began = time.monotonic()
         reference, quantized = self.streams.reference, self.streams.quantized
         self._attention_inputs()
         self._attention_output()
@@ -102,6 +106,7 @@ class LayerSearch:
         self.result.drift = float((reference - quantized).square().sum() / reference.square().sum())
         self._collect()
         self.streams.layer += 1
+        self.result.seconds = time.monotonic() - began
         return self.result
 
     def _attention_inputs(self) -> None:
@@ -174,9 +179,9 @@ class LayerSearch:
         # A group that was zero stays exactly zero, whatever compensation would put there.
         empty = (self.source[f"{name}.weight"].reshape(*grid.scales.shape, -1) == 0).all(-1)
         grouped = codes.reshape(*grid.scales.shape, -1)
-        self.codes[name] = torch.where(empty[..., None], grid.zeros[..., None], grouped).reshape(codes.shape)
-        self.grids[name] = grid
-        self.acting[f"{name}.weight"] = decode(self.codes[name], grid)
+        kept = torch.where(empty[..., None], grid.zeros[..., None], grouped).reshape(codes.shape)
+        self.codes[name], self.grids[name] = kept.to(torch.uint8), grid
+        self.acting[f"{name}.weight"] = decode(kept, grid)
 
     def _keep_float(self, name: str, stored: Tensor) -> None:
         if not torch.isfinite(stored).all():
@@ -228,7 +233,7 @@ class LayerSearch:
             if name.removesuffix(".weight") not in self.codes:
                 self.result.tensors.setdefault(self.prefix + name, tensor)
         for name, codes in self.codes.items():
-            packed = pack_sits(codes.to(torch.uint8).numpy())
+            packed = pack_sits(codes.numpy())
             self.result.tensors[f"{self.prefix}{name}.qweight"] = torch.from_numpy(packed)
             self.result.tensors[f"{self.prefix}{name}.scales"] = self.grids[name].scales.half()
             if not self.formats[name].symmetric:

@@ -6,7 +6,7 @@ scales would have to be run again to apply them. What is left to `apply_scales` 
 the layers together with the rest of the checkpoint in its format, and to measure the whole.
 
     layer-00000.safetensors ...   canonical tensors of one layer; metadata: its errors
-    search.json                   what was used: tokens, blocks, errors by layer
+    search.json                   what was used and found: blocks, tokens, seconds, errors by layer
     streams.safetensors           only while the search runs: where the next layer starts
 """
 
@@ -68,15 +68,17 @@ def search_scales(
         _save_layer(out_dir, index, result)
         if streams.layer < total:
             streams.save(out_dir / _STREAMS_NAME)
+    layers = [_layer_costs(out_dir, index) for index in range(total)]
     details = {
         "calibration_blocks": len(blocks),
         "calibration_tokens": sum(map(len, blocks)),
-        "layers": [_layer_costs(out_dir, index) for index in range(total)],
+        "seconds": round(sum(layer["seconds"] for layer in layers), 1),
+        "layers": layers,
     }
     (out_dir / SEARCH_NAME).write_text(json.dumps(details, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     (out_dir / _STREAMS_NAME).unlink(missing_ok=True)
     progress(total, total, "scales")
-    return {key: details[key] for key in ("calibration_blocks", "calibration_tokens")}
+    return {key: value for key, value in details.items() if key != "layers"}
 
 
 def read_layers(scales_dir: Path, num_layers: int) -> Iterator[tuple[str, Tensor]]:
@@ -105,7 +107,7 @@ def _layer_tensors(checkpoint: Checkpoint, index: int) -> dict[str, Tensor]:
 def _save_layer(directory: Path, index: int, result: LayerResult) -> None:
     path = _layer_path(directory, index)
     partial = path.with_suffix(".partial")
-    costs = {"errors": result.errors, "drift": result.drift}
+    costs = {"errors": result.errors, "drift": result.drift, "seconds": round(result.seconds, 3)}
     save_file(
         {name: result.tensors[name].contiguous() for name in sorted(result.tensors)},
         partial,
