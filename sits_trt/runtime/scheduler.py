@@ -5,6 +5,7 @@ Policy:
   the others do (no eviction: what has started finishes). By priority, then by arrival.
 - A request that does not fit yet may be overtaken by smaller ones behind it, but by at most one batch of them: then
   nobody behind it is admitted until it is. So short traffic flows on and a large request starts in bounded time.
+  Behind a whole batch of requests that do not fit nobody is looked at: the cost of a step is bounded too.
 - Every sequence that has its prompt in the pool advances by one token in every step, before any prompt gets a share:
   a long prompt cannot stall answers in progress. The rest of the step's tokens goes to prompts (`sharing`).
 - Full tiles are shared between sequences that begin alike, and a tile that another sequence has filled since is
@@ -56,6 +57,7 @@ class Scheduler:
         self._step: Step | None = None
         self._next_number = 0
         self._admission_may_succeed = False
+        self._has_deadlines = False
 
     @property
     def max_seq_tokens(self) -> int:
@@ -77,6 +79,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its place."""
         insort(self._waiting, sequence, key=attrgetter("rank"))
+        self._has_deadlines = self._has_deadlines or bool(sequence.deadline_ns)
         self._admission_may_succeed = True
 
     def abort(
@@ -88,6 +91,8 @@ class Scheduler:
 
     def expire(self) -> list[TokenEvent]:
         """End every sequence that has waited for its first step longer than it may; return their last events."""
+        if not self._has_deadlines:
+            return []
         now = self._clock()
         late = [
             sequence
@@ -174,7 +179,8 @@ class Scheduler:
                     other.times_overtaken += 1
             else:
                 blocked.append(sequence)
-            if any(other.times_overtaken >= self.limits.max_batch_size for other in blocked):
+            most = self.limits.max_batch_size
+            if len(blocked) == most or any(other.times_overtaken >= most for other in blocked):
                 break
 
     def _start(self, sequence: Sequence) -> bool:

@@ -101,6 +101,19 @@ def test_a_large_request_is_overtaken_by_one_batch_at_most() -> None:
     assert bench.tokens(large) == null_answer(prompt(80), 2, VOCAB)
 
 
+def test_behind_a_batch_of_requests_that_do_not_fit_nobody_is_looked_at() -> None:
+    bench = Workbench(limits(batch=3, tiles=6, step_tokens=64))
+    running = bench.add(request(prompt(33), 16))  # 3 tiles of 6
+    bench.step()
+    for n in range(3):
+        bench.add(request(prompt(60, n), 2))  # 4 tiles each
+    short = bench.add(request(prompt(5), 1))
+    bench.step()
+    assert [advance.key for advance in bench.steps[-1].advances] == [running]
+    bench.finish()
+    assert bench.reason(short) is FinishReason.LENGTH
+
+
 def test_common_beginnings_are_computed_once() -> None:
     bench = Workbench(limits())
     system = prompt(50, 7)

@@ -38,5 +38,6 @@ class RowsFailed(SitsError):
     """A step failed because of some of its sequences. `rows` maps rows of the batch to one sentence each."""
 
     def __init__(self, rows: Mapping[int, str]) -> None:
+        assert rows, "a step that fails for nobody would be run again for ever"
         super().__init__("; ".join(f"row {row}: {text}" for row, text in sorted(rows.items())))
         self.rows = dict(rows)
