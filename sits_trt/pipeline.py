@@ -191,15 +191,23 @@ class BuildLine:
     def _kernels(self) -> Stage:
         from sits_plugins.compile import sources_fingerprint
 
-        sm = self.sku.sm
+        sm, model, tile, quantization = self.sku.sm, self._model(), self._tile(), self.recipe.quantization
         assert sm is not None, "a target without a GPU has no kernels stage"
+        needs: dict[str, Any] = {
+            "dtype": self.recipe.model.dtype,
+            "kv_dtype": tile.kv_dtype,
+            "head_dim": model.head_dim,
+            "group": model.num_heads // model.num_kv_heads,
+            "tile_tokens": tile.tile_tokens,
+            "int4": None if quantization.scheme == "none" else [quantization.group_size, quantization.symmetric],
+        }
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:
             from sits_plugins.compile import compile_bundle
 
-            return {"bundle": compile_bundle(sm, out, progress).digest()}
+            return {"bundle": compile_bundle(sm, out, progress, _needed_kernels(sm, **needs)).digest()}
 
-        return Stage("kernels", self.layout.kernels, {}, {"sources": sources_fingerprint(sm)}, make, sm=sm)
+        return Stage("kernels", self.layout.kernels, needs, {"sources": sources_fingerprint(sm)}, make, sm=sm)
 
     def _engine(self) -> Stage:
         stage, checkpoint = self._weights
@@ -232,3 +240,23 @@ class BuildLine:
             "kv_cache": self.recipe.kv_cache.model_dump(mode="json"),
         }
         return Stage("repository", self.layout.repository, settings, self._inputs("engine"), make, ("tritonclient",))
+
+
+def _needed_kernels(
+    sm: int,
+    dtype: str,
+    kv_dtype: str,
+    head_dim: int,
+    group: int,
+    tile_tokens: int,
+    int4: tuple[int, bool] | None,
+) -> Callable[[str], bool]:
+    """Return which kernels a build needs. `group` is query heads per KV head; `int4` is group size and symmetry."""
+    from sits_plugins.attention_names import needed as attention_needed
+    from sits_plugins.linear_catalogue import needed as linear_needed
+
+    attention = attention_needed(sm, dtype, kv_dtype, head_dim, group, tile_tokens)
+    if int4 is None:
+        return lambda name: attention(name) and not name.startswith("linear_")
+    linear = linear_needed(dtype, *int4)
+    return lambda name: attention(name) and linear(name)
