@@ -136,6 +136,7 @@ def _stream(sm: int, dtype: str, kv_dtype: str, head_dim: int) -> CudaModule | N
     constants = {"HEAD_DIM": head_dim, "FORMAT": _format(kv_dtype), "DEPTH": depth, "BLOCKS": blocks}
     defines = {
         **constants, "NAME": name, "BF16": int(dtype == "bfloat16"), "POOL_BF16": int(kv_dtype == "bfloat16"),
+        "TOKEN_MAJOR": 0,
     }  # fmt: skip
     kernel = CudaKernel(
         name, arguments, (per("programs"), ONE, ONE), threads=128, shared_bytes=shared, dependent=True,

@@ -126,5 +126,6 @@ def attention_prefill(
     targets = out + ((begin + token).to(tl.int64) * kv_heads + head) * (group * HEAD_DIM) + (rows % group) * HEAD_DIM
     places = targets[:, None] + lanes[None, :]
     keep = mine[:, None] & (lanes < HEAD_DIM // 2)[None, :]
+    norm = tl.where(mine, norm, 1.0)
     tl.store(places, (out1 / norm[:, None]).to(out.dtype.element_ty), mask=keep)
     tl.store(places + HEAD_DIM // 2, (out2 / norm[:, None]).to(out.dtype.element_ty), mask=keep)

@@ -8,8 +8,10 @@
 //   K: keys 2g and 2g+1, a quarter of their elements; scores: those keys, heads 2t and 2t+1,
 //   V: keys 4t..4t+3, an eighth of their elements; out: those elements (by g), heads 2t and 2t+1.
 //
-// Defined by the compiler: NAME, HEAD_DIM (64, 128, 256), FORMAT, BF16 (of qkv and out), POOL_BF16, DEPTH (steps of 16 keys in the ring), BLOCKS (blocks
-// that a multiprocessor is to hold). Dynamic shared memory: RING_BYTES, at least that of `Shared`.
+// Defined by the compiler: NAME, HEAD_DIM (64, 128, 256), FORMAT, BF16 (of qkv and out), POOL_BF16, DEPTH (steps of 16
+// keys in the ring), BLOCKS (blocks that a multiprocessor is to hold), TOKEN_MAJOR (a tile is [tokens, kv_heads,
+// HEAD_DIM], not [kv_heads, tokens, HEAD_DIM]: the order that SITS tiles are compared with). Dynamic shared memory:
+// RING_BYTES, at least that of `Shared`.
 
 #include "attention_stream.cuh"
 
@@ -44,9 +46,10 @@ struct Place {  // one sequence's keys of one KV head; in a tile's bytes and sca
     u16 *scales;
     const int *table;
     u32 tile_rows, v_rows;  // rows of a whole tile, all layers and heads; rows from K to V
-    int tile_shift, context;
+    int tile_shift, context, kv_heads;
+    __device__ __forceinline__ int stride() const { return TOKEN_MAJOR ? kv_heads : 1; }  // rows from key to key
     __device__ __forceinline__ long row(int tile, int position) const {
-        return (long)tile * tile_rows + (position & ((1 << tile_shift) - 1));
+        return (long)tile * tile_rows + (position & ((1 << tile_shift) - 1)) * stride();
     }
 };
 
@@ -70,7 +73,8 @@ struct Lanes {
         for (int i = 0; i < COPIES; ++i) copy[i] = swizzled(0, i * 512 + lane * 16);
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            k[i] = ROW_BYTES >= 128 ? swizzled(2 * g, t * 4 * K_CHUNK + i * 16 * K_CHUNK) : swizzled(2 * g + i, t * 4 * K_CHUNK);
+            k[i] = ROW_BYTES >= 128 ? swizzled(2 * g, t * 4 * K_CHUNK + i * 16 * K_CHUNK)
+                                    : swizzled(2 * g + i, t * 4 * K_CHUNK);
 #pragma unroll
         for (int i = 0; i < V_PLACES; ++i) v[i] = V_AT + swizzled(4 * t + i * (4 / V_PLACES), g * 4 * V_CHUNK);
     }
@@ -82,16 +86,20 @@ struct Lanes {
     }
 };
 
-__device__ __forceinline__ void fetch(u32 stage, const Lanes &lanes, const Place &place, int tile, int start, int lane) {
+__device__ __forceinline__ void fetch(u32 stage, const Lanes &lanes, const Place &place, int tile, int start,
+                                      int lane) {
     const long row = place.row(tile, start);
-    const u8 *k = place.pool + row * ROW_BYTES + lane * 16, *v = k + (long)place.v_rows * ROW_BYTES;
+    const u8 *k = place.pool + row * ROW_BYTES, *v = k + (long)place.v_rows * ROW_BYTES;
     const int left = place.context - start - lane * 16 / ROW_BYTES;
 #pragma unroll
     for (int i = 0; i < Lanes::COPIES; ++i) {
-        copy_16(stage + lanes.copy[i], k + i * 512, true);
+        const int byte = i * 512 + lane * 16;
+        const int from = TOKEN_MAJOR ? byte / ROW_BYTES * place.stride() * ROW_BYTES + byte % ROW_BYTES : byte;
+        copy_16(stage + lanes.copy[i], k + from, true);
         // What lies behind the context may be no number, and 0 * NaN is NaN.
-        copy_16(stage + lanes.copy[i] + V_AT, v + i * 512, i * 512 / ROW_BYTES < left);
+        copy_16(stage + lanes.copy[i] + V_AT, v + from, i * 512 / ROW_BYTES < left);
     }
+    static_assert(FORMAT == NATIVE || !TOKEN_MAJOR, "scales have the order of SITS tiles");
     if (FORMAT != NATIVE && lane < 16)
         copy_4(stage + SCALES_AT + lane * 4, place.scales + row + (lane < 8 ? 0 : place.v_rows) + lane % 8 * 2);
 }
@@ -159,14 +167,16 @@ __device__ __forceinline__ void add_values(State &state, const u32 p[2], u32 sta
             const int at = c * V_CHUNK + w;
             u32 word[4] = {row[0][w], row[1][w], row[2][w], row[3][w]};
             if constexpr (FORMAT == NATIVE) {
-                multiply<WIDE>(state.out[at], __byte_perm(word[0], word[2], 0x5410), __byte_perm(word[0], word[2], 0x7632),
-                               __byte_perm(word[1], word[3], 0x5410), __byte_perm(word[1], word[3], 0x7632), p);
+                const u32 low1 = __byte_perm(word[0], word[2], 0x5410), high1 = __byte_perm(word[0], word[2], 0x7632);
+                const u32 low2 = __byte_perm(word[1], word[3], 0x5410), high2 = __byte_perm(word[1], word[3], 0x7632);
+                multiply<WIDE>(state.out[at], low1, high1, low2, high2, p);
             } else if constexpr (FORMAT == INT4) {
                 u32 high[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) high[j] = word[j] >> 4 & 0x0F0F0F0Fu, word[j] &= 0x0F0F0F0Fu;
                 add_pair(state.out[2 * at], p, word, 0), add_pair(state.out[2 * at + 1], p, word, 2);
-                add_pair(state.out[2 * (V_WORDS + at)], p, high, 0), add_pair(state.out[2 * (V_WORDS + at) + 1], p, high, 2);
+                add_pair(state.out[2 * (V_WORDS + at)], p, high, 0);
+                add_pair(state.out[2 * (V_WORDS + at) + 1], p, high, 2);
             } else {
                 add_pair(state.out[2 * at], p, word, 0), add_pair(state.out[2 * at + 1], p, word, 2);
             }
@@ -237,8 +247,8 @@ __device__ __forceinline__ void turn_four(float x[4], const u16 *row, const floa
 
 // A row of new K or V, in lane l elements PAIRS*l.. of its first half (x[0]) and of its second (x[1]): put its codes
 // into the warp's stage, and to the pool where `row` is given.
-__device__ __forceinline__ void put_row(float x[2][PAIRS], u32 stage, int stage_row, u32 scale_at, u8 *row, u16 *scale_to,
-                                        int lane) {
+__device__ __forceinline__ void put_row(float x[2][PAIRS], u32 stage, int stage_row, u32 scale_at, u8 *row,
+                                        u16 *scale_to, int lane) {
     u32 bits[2][PAIRS];
     float largest = 0, scale = 1;
 #pragma unroll
@@ -248,7 +258,7 @@ __device__ __forceinline__ void put_row(float x[2][PAIRS], u32 stage, int stage_
         for (int mask = 16; mask; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, mask));
         scale = row_scale<FORMAT>(largest);
         if (lane == 0) {
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(scale_at), "h"(float_to_half(scale)) : "memory");
+            write_half(scale_at, float_to_half(scale));
             if (row) *scale_to = float_to_half(scale);
         }
     }
@@ -265,11 +275,11 @@ __device__ __forceinline__ void put_row(float x[2][PAIRS], u32 stage, int stage_
         for (int i = 0; i < PAIRS; ++i) {
             const int at = half * (HEAD_DIM / 2) + lane * PAIRS + i;
             if constexpr (FORMAT == NATIVE) {
-                asm volatile("st.shared.u16 [%0], %1;" ::"r"(stage + swizzled(stage_row, at * 2)), "h"((u16)bits[half][i]) : "memory");
+                write_half(stage + swizzled(stage_row, at * 2), (u16)bits[half][i]);
                 if (row) ((u16 *)row)[at] = (u16)bits[half][i];
             } else {
                 const u32 byte = FORMAT == INT4 ? bits[0][i] | bits[1][i] << 4 : bits[half][i];
-                asm volatile("st.shared.u8 [%0], %1;" ::"r"(stage + swizzled(stage_row, at)), "r"(byte) : "memory");
+                write_byte(stage + swizzled(stage_row, at), byte);
                 if (row) row[at] = (u8)byte;
             }
         }
@@ -285,7 +295,8 @@ __device__ __forceinline__ void fetch_new(u32 stage, const Place &place, const u
         asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(stage + V_AT + i + lane * 16), "r"(0) : "memory");
     __syncwarp();
     for (int r = first; r <= last; ++r) {
-        const u16 *k = qkv + (((long)r * (group + 2) + group) * kv_heads + head) * HEAD_DIM, *v = k + kv_heads * HEAD_DIM;
+        const u16 *k = qkv + (((long)r * (group + 2) + group) * kv_heads + head) * HEAD_DIM;
+        const u16 *v = k + kv_heads * HEAD_DIM;
         const int at = start + r - first;
         const float *angles = rope_table + (long)at * HEAD_DIM;
         u8 *k_row = nullptr, *v_row = nullptr;
@@ -308,6 +319,8 @@ __device__ __forceinline__ void fetch_new(u32 stage, const Place &place, const u
     __syncwarp();
 }
 
+#include "attention_stream_sum.cuh"
+
 // Units of each of the lanes' sequences: 64 keys of one new token and one KV head each (`attention_decode._spans`).
 __device__ __forceinline__ int spans(int context, int fresh, int window, int decode_limit, int &first) {
     first = (window > 0 ? max(context + 1 - window, 0) : 0) / UNIT;
@@ -319,119 +332,6 @@ __device__ __forceinline__ int batch_units(const int *context_lens, const int *q
     if (sequence >= batch) return 0;
     int first, fresh = query_starts[sequence + 1] - query_starts[sequence];
     return spans(context_lens[sequence], fresh, window, decode_limit, first) * fresh * kv_heads;
-}
-
-__device__ __forceinline__ void store_four(u16 *to, const float x[4]) {
-    u32 words[2] = {R::pack(x[0], x[1]), R::pack(x[2], x[3])};
-    *(unsigned long long *)to = words[0] | (unsigned long long)words[1] << 32;
-}
-
-__device__ __forceinline__ void load_four(float x[4], const float *from) {
-    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from));
-}
-
-__device__ __forceinline__ float load_one(const float *from) {
-    float x;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(x) : "l"(from));
-    return x;
-}
-
-struct Shared {
-    float out[WARPS][ROWS][HEAD_DIM], top[WARPS][ROWS], norm[WARPS][ROWS], weight[COMBINED][ROWS];
-    int last;
-};
-
-// Sum the partials of `programs` blocks from `program` on, and write the heads' results to `target`.
-__device__ void combine(Shared &shared, const float *partial_out, const float *partial_stats, u16 *target,
-                        int program, int programs, int first_slot, int group, int warp, int lane) {
-    constexpr int AHEAD = 8;  // loads of partial results under way while their weights are worked out
-    auto slot = [&](int i) { return (long)((program + i) * 2 + (i == 0 ? first_slot : 0)); };
-    const int size = group * HEAD_DIM, at = threadIdx.x * 4;
-    float early[AHEAD][4];
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i)
-        if (i < programs && at < size) load_four(early[i], partial_out + slot(i) * size + at);
-    for (int row = warp; row < group; row += WARPS) {
-        float top = NO_SCORE, norm = 0;
-        for (int i = lane; i < programs; i += 32) {
-            const float *stats = partial_stats + slot(i) * 2 * group + row;
-            const float part = load_one(stats), sum = load_one(stats + group);
-            const float higher = fmaxf(top, part);
-            norm = norm * exp2_fast(top - higher) + sum * exp2_fast(part - higher);
-            top = higher;
-            if (i < COMBINED) shared.weight[i][row] = part;
-        }
-        float highest = top;
-#pragma unroll
-        for (int mask = 16; mask; mask /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, mask));
-        norm *= exp2_fast(top - highest);
-#pragma unroll
-        for (int mask = 16; mask; mask /= 2) norm += __shfl_xor_sync(~0u, norm, mask);
-        for (int i = lane; i < min(programs, COMBINED); i += 32)
-            shared.weight[i][row] = exp2_fast(shared.weight[i][row] - highest) / norm;
-        if (lane == 0) shared.top[0][row] = highest, shared.norm[0][row] = norm;
-    }
-    __syncthreads();
-    for (int first = 0; first < size; first += WARPS * 32 * 4) {
-        const int place = first + at, row = place / HEAD_DIM;
-        if (place >= size) break;
-        float total[4] = {};
-#pragma unroll 8
-        for (int i = 0; i < programs; ++i) {
-            float part[4], weight;
-            if (first == 0 && i < AHEAD) {
-#pragma unroll
-                for (int e = 0; e < AHEAD; ++e)
-                    if (e == i)
-#pragma unroll
-                        for (int j = 0; j < 4; ++j) part[j] = early[e][j];
-            } else {
-                load_four(part, partial_out + slot(i) * size + place);
-            }
-            if (i < COMBINED) weight = shared.weight[i][row];
-            else weight = exp2_fast(load_one(partial_stats + slot(i) * 2 * group + row) - shared.top[0][row]) / shared.norm[0][row];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) total[j] += weight * part[j];
-        }
-        store_four(target + place, total);
-    }
-}
-
-// Sum what the four warps have, and write it: the heads' results, or a partial for `combine`.
-__device__ void finish(Shared &shared, State &state, u16 *target, float *part, float *stats, int group, int warp, int g,
-                       int t) {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-#pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) state.norm[j] += __shfl_xor_sync(~0u, state.norm[j], mask);
-#pragma unroll
-        for (int i = 0; i < PER_LANE; ++i)
-            shared.out[warp][2 * t + j][v_element(i, g)] = state.out[i / 2][i % 2 * 2 + j];
-        if (g == 0) shared.top[warp][2 * t + j] = state.top[j], shared.norm[warp][2 * t + j] = state.norm[j];
-    }
-    __syncthreads();
-    for (int at = threadIdx.x * 4; at < group * HEAD_DIM; at += WARPS * 32 * 4) {
-        const int row = at / HEAD_DIM;
-        float top = NO_SCORE, norm = 0, total[4] = {};
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, shared.top[w][row]);
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) {
-            float weight = exp2_fast(shared.top[w][row] - top);
-            norm += weight * shared.norm[w][row];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) total[j] += weight * shared.out[w][row][at % HEAD_DIM + j];
-        }
-        if (part) {
-            *(float4 *)(part + at) = make_float4(total[0], total[1], total[2], total[3]);
-            if (at % HEAD_DIM == 0) stats[row] = top, stats[group + row] = norm;
-        } else {
-#pragma unroll
-            for (int j = 0; j < 4; ++j) total[j] /= norm;
-            store_four(target + at, total);
-        }
-    }
 }
 
 // Arguments as of `attention_decode`, partials and arrivals too. Only qkv may come from the kernel before this one:
@@ -492,9 +392,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) NAME(
         const int pair = offset / steps, step = offset - pair * steps, stop = min(step + end - unit, steps);
         const int token = pair / kv_heads, head = pair % kv_heads, position = context + token;
         const int low = window > 0 ? position - window + 1 : 0;
-        const long head_row = ((long)layer * 2 * kv_heads + head) << tile_shift;
-        const Place place{pool + head_row * ROW_BYTES, pool_scales + head_row, tile_table + (long)sequence * table_width,
-                          (u32)num_layers * 2 * kv_heads << tile_shift, (u32)kv_heads << tile_shift, tile_shift, context};
+        const long layer_row = (long)layer * 2 * kv_heads << tile_shift;
+        const long head_row = layer_row + (TOKEN_MAJOR ? head : (long)head << tile_shift);
+        const int *table = tile_table + (long)sequence * table_width;
+        const Place place{pool + head_row * ROW_BYTES, pool_scales + head_row, table,
+                          (u32)num_layers * 2 * kv_heads << tile_shift, (u32)kv_heads << tile_shift,
+                          tile_shift, context, kv_heads};
 
         // Tile ids of 32 tiles at a time, one a lane.
         int id_base = 0, id = 0, held = 0, next = step;
@@ -545,7 +448,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS) NAME(
 
         if (stop == steps && warp == 0)
             for (int begin = 0; begin <= token; begin += STEP) {
-                fetch_new(ring, place, qkv, rope_table, row + begin, row + min(begin + STEP - 1, token), context + begin,
+                const int last = row + min(begin + STEP - 1, token);
+                fetch_new(ring, place, qkv, rope_table, row + begin, last, context + begin,
                           position, kv_heads, group, head, lane);
                 attend(state, q, excess, ring, lanes, context + begin, low, position + 1, score_scale, g);
                 __syncwarp();

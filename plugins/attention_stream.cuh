@@ -11,13 +11,16 @@ enum { NATIVE = 0, INT8 = 1, FP8 = 2, INT4 = 3 };
 
 // 16 bytes, or 4, from global to shared memory without a register; zeros where `there` is false.
 __device__ __forceinline__ void copy_16(u32 to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0)
+                 : "memory");
 }
 __device__ __forceinline__ void copy_4(u32 to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 
 // COUNT words (1, 2 or 4) of shared memory.
 template <int COUNT> __device__ __forceinline__ void read_words(u32 *to, u32 from) {
@@ -28,6 +31,13 @@ template <int COUNT> __device__ __forceinline__ void read_words(u32 *to, u32 fro
         asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from) : "memory");
     else
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(to[0]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void write_half(u32 to, u16 x) {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x) : "memory");
+}
+__device__ __forceinline__ void write_byte(u32 to, u32 x) {
+    asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
 // Programmatic dependent launch: what comes before `wait_for_inputs` may run beside the kernel before this one.
@@ -127,7 +137,8 @@ template <int F> struct Codes {
     static __device__ __forceinline__ u32 across(u32 one, u32 other, int byte) {
         if constexpr (F == FP8) return fp8_pair(__byte_perm(one, other, byte | (byte + 4) << 4));
         u32 halves = __byte_perm(one, other, byte | (byte + 4) << 8);
-        asm("lop3.b32 %0, %0, %1, %2, 0x6A;" : "+r"(halves) : "r"(0x00FF00FFu), "r"(F == INT8 ? 0x64806480u : 0x64006400u));
+        asm("lop3.b32 %0, %0, %1, %2, 0x6A;" : "+r"(halves)
+            : "r"(0x00FF00FFu), "r"(F == INT8 ? 0x64806480u : 0x64006400u));
         return add_halves(halves, F == INT8 ? 0xE480E480u : 0xE408E408u);
     }
 };

@@ -42,11 +42,8 @@ def quantize_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 def dequantize_kv(codes: Tensor, scales: Tensor, kind: str) -> Tensor:
     """Undo `quantize_kv`: float32 [..., head_dim]."""
-    if kind == "int4":
-        values = torch.cat((codes & 0xF, codes >> 4), dim=-1).float() - 8
-    else:
-        values = codes.float()
-    return values * scales.float()[..., None]
+    unpacked = torch.cat((codes & 0xF, codes >> 4), dim=-1).float() - 8 if kind == "int4" else codes.float()
+    return unpacked * scales.float()[..., None]
 
 
 def quantized_tiled_attention(

@@ -62,6 +62,8 @@ def _interpreted_library() -> Iterator[None]:
         importlib.import_module(name) for name in ("triton.language", "triton.language.standard")
     ]
     with ExitStack() as stack:
+        # The interpreter leaves some of its own replacements behind where interpreted functions call one another.
+        stack.enter_context(patch.dict(vars(importlib.import_module("triton.language.core"))))
         for namespace in namespaces:
             for key, value in list(vars(namespace).items()):
                 if isinstance(value, JITFunction):

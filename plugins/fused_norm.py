@@ -1,0 +1,43 @@
+"""Between two matrix products: residual add, ScaleRecover and RMSNorm in one pass; SiLU of the gate times up."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_norm(
+    residual, delta, recover, weight, out, hidden, has_delta, has_recover, eps, BLOCK: tl.constexpr
+):  # fmt: skip
+    """residual = (residual + delta) * recover; out = RMSNorm(residual) * weight. Grid: (tokens,).
+
+    residual: [tokens, hidden], written in place; delta: likewise, left out where has_delta is 0; recover: [hidden],
+    left out where has_recover is 0; weight: [hidden]. Every step is rounded to the residual's type, as the separate
+    operations do. BLOCK: hidden rounded up to a power of two.
+    """
+    DTYPE: tl.constexpr = residual.dtype.element_ty
+    lanes = tl.arange(0, BLOCK)
+    there = lanes < hidden
+    row = tl.program_id(0).to(tl.int64) * hidden
+    x = tl.load(residual + row + lanes, mask=there, other=0.0).to(tl.float32)
+    if has_delta != 0:
+        x = (x + tl.load(delta + row + lanes, mask=there, other=0.0).to(tl.float32)).to(DTYPE).to(tl.float32)
+    if has_recover != 0:
+        x = (x * tl.load(recover + lanes, mask=there, other=0.0).to(tl.float32)).to(DTYPE).to(tl.float32)
+    if (has_delta != 0) | (has_recover != 0):
+        tl.store(residual + row + lanes, x.to(DTYPE), mask=there)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / hidden + eps)
+    normed = x * scale * tl.load(weight + lanes, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row + lanes, normed.to(DTYPE), mask=there)
+
+
+@triton.jit
+def silu_mul(gate_up, out, size, BLOCK: tl.constexpr):
+    """out = silu(gate) * up for gate_up [tokens, 2 * size], gate first. Grid: (ceil(size / BLOCK), tokens)."""
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = lanes < size
+    row = tl.program_id(1).to(tl.int64) * size
+    gate = tl.load(gate_up + 2 * row + lanes, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + 2 * row + size + lanes, mask=there, other=0.0).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(DTYPE).to(tl.float32)
+    tl.store(out + row + lanes, (activated * up).to(DTYPE), mask=there)
