@@ -128,6 +128,7 @@ def _ask(
     outputs = [InferRequestedOutput(name) for name in _OUTPUTS]
     arrived: SimpleQueue[tuple[InferResult | None, InferenceServerException | None]] = SimpleQueue()
     client = InferenceServerClient(url)
+    ended = False
     try:
         client.start_stream(lambda result, error: arrived.put((result, error)), stream_timeout=timeout_s)
         try:
@@ -142,12 +143,14 @@ def _ask(
             if error is not None or result is None:
                 raise _explain(error, url, timeout_s)
             response = result.get_response()
+            ended = response.parameters["triton_final_response"].bool_param
             if response.outputs:
                 yield _part(result)
-            if response.parameters["triton_final_response"].bool_param:
+            if ended:
                 return
     finally:
-        client.stop_stream(cancel_requests=True)
+        # Triton 2.51 never forgets an ensemble's request that is cancelled just as it ends.
+        client.stop_stream(cancel_requests=not ended)
         client.close()
 
 

@@ -21,7 +21,7 @@ from sits_trt.serving import launch
 from sits_trt.serving.find_server import find_server
 from sits_trt.serving.ports import HeldPorts
 from sits_trt.serving.room import IDLE_FILE, STOP_FILE
-from sits_trt.serving.stubs import Stub, find_stubs, is_alive, remove_shared_memory
+from sits_trt.serving.stubs import Stub, find_stubs, is_alive, living, remove_shared_memory
 from sits_trt.wire import EXECUTOR
 
 Progress = Callable[[int, int, str], None]
@@ -173,8 +173,10 @@ class TritonServer:
                 # Triton Server would go on to look ready, and requests to this model would wait for ever.
                 self.failure = f"the Python process of model '{dead[0]}' has ended"
                 break
-        left = find_stubs(self._process.pid)
-        self._signal(signal.SIGKILL)
+        left = find_stubs(self.pid)
+        while living(self.pid):
+            self._signal(signal.SIGKILL)
+            time.sleep(POLL_S / 10)
         remove_shared_memory([*self._stubs, *left])
         self._process.wait()
 

@@ -18,19 +18,23 @@ class Stub:
     shared_memory: str
 
 
+def living(group: int) -> list[int]:
+    """Return the processes of a process group that run; those that wait to be reaped do not."""
+    pids = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [pid for pid in pids if is_alive(pid, group)]
+
+
 def find_stubs(group: int) -> list[Stub]:
     """Return every Python stub of a server's process group, also those whose server has ended before them."""
     stubs = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
+    for pid in living(group):
         try:
             # The arguments are .../MODEL/VERSION/model.py, the name of the memory, sizes, ...
-            command = (folder / "cmdline").read_bytes().decode().split("\0")
-            if Path(command[0]).name == STUB and _status(int(folder.name))[1] == group:
-                stubs.append(Stub(int(folder.name), Path(command[1]).parent.parent.name, command[2]))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
+        if Path(command[0]).name == STUB:
+            stubs.append(Stub(pid, Path(command[1]).parent.parent.name, command[2]))
     return stubs
 
 
@@ -41,15 +45,11 @@ def remove_shared_memory(stubs: Iterable[Stub]) -> None:
             (Path("/dev/shm") / stub.shared_memory).unlink(missing_ok=True)  # noqa: S108  where POSIX memory lies
 
 
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and waits to be reaped does not."""
+def is_alive(pid: int, group: int | None = None) -> bool:
+    """Whether the process runs, in the process group if one is given."""
     try:
-        return _status(pid)[0] not in "ZX"
+        # State letter, parent and group follow the name, which may hold spaces and brackets.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
-
-
-def _status(pid: int) -> tuple[str, int]:
-    """Return state letter and process group of a process. The name before them may hold spaces and brackets."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0], int(fields[2])
+    return fields[0] not in "ZX" and group in (None, int(fields[2]))

@@ -21,7 +21,7 @@ from sits_trt.recipe.schema import ServingSection
 from sits_trt.serving.client import stream
 from sits_trt.serving.serve import serve
 from sits_trt.serving.server import TritonServer
-from sits_trt.serving.stubs import find_stubs, is_alive
+from sits_trt.serving.stubs import find_stubs, living
 from tests.support.server import http_generate, running_server, wait_for, write_build
 
 pytestmark = pytest.mark.server
@@ -48,19 +48,6 @@ def light_build(null_build: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     for model in ("preprocessing", "postprocessing"):
         shutil.copytree(null_build / "repository" / model, build / "repository" / model)
     return build
-
-
-def group_of(server_pid: int) -> list[int]:
-    """Return the living processes of the server's group."""
-    pids = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
-    members = []
-    for pid in pids:
-        try:
-            if os.getpgid(pid) == server_pid and is_alive(pid):
-                members.append(pid)
-        except ProcessLookupError:
-            continue
-    return members
 
 
 def shared_memory(names: list[str]) -> list[str]:
@@ -106,7 +93,7 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals, child: subpr
     assert reasons[-1] == "cancelled"
     assert child.stdout.read() == "code 0\n"
     assert child.wait(20) == 0
-    assert group_of(server) == []
+    assert living(server) == []
     assert shared_memory(names) == []
 
 
@@ -114,9 +101,9 @@ def test_no_process_outlives_a_parent_that_is_killed(child: subprocess.Popen[str
     assert child.stdout is not None
     child.stdout.readline()
     server = server_of(child.pid)
-    assert len(group_of(server)) == 5
+    assert len(living(server)) == 5
     child.kill()
-    wait_for(lambda: group_of(server) == [], "the server and its stubs gone", timeout_s=30)
+    wait_for(lambda: living(server) == [], "the server and its stubs gone", timeout_s=30)
 
 
 def test_no_stub_outlives_a_server_that_is_killed(light_build: Path) -> None:
@@ -125,7 +112,7 @@ def test_no_stub_outlives_a_server_that_is_killed(light_build: Path) -> None:
         assert sorted(stub.model for stub in stubs) == ["postprocessing", "preprocessing"]
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(10) == -signal.SIGKILL
-        assert group_of(server.pid) == []
+        assert living(server.pid) == []
         assert shared_memory([stub.shared_memory for stub in stubs]) == []
         assert not server.ready()
 
@@ -135,7 +122,7 @@ def test_stop_ends_a_server_that_does_not_answer(number: signal.Signals, light_b
     with running_server(light_build) as server:
         os.kill(server.pid, number)
     assert not server.running
-    assert group_of(server.pid) == []
+    assert living(server.pid) == []
 
 
 def test_b33_a_dead_python_process_ends_the_server_and_is_named(null_build: Path, tmp_path: Path) -> None:
@@ -205,7 +192,7 @@ def test_a_server_that_cannot_start_says_why_and_leaves_nothing(damage, light_bu
     with pytest.raises(ServerError, match=f"ended while starting: {reason}.*its log is {re.escape(str(build))}"):
         server.start(timeout_s=60)
     assert not server.running
-    assert group_of(server.pid) == []
+    assert living(server.pid) == []
 
 
 def test_a_server_that_takes_too_long_is_stopped(light_build: Path, tmp_path: Path) -> None:
@@ -218,7 +205,7 @@ def test_a_server_that_takes_too_long_is_stopped(light_build: Path, tmp_path: Pa
         ServerError, match=r"not ready after 2 s, with 1 of 2 models loaded; raise serving\.start_timeout"
     ):
         server.start(timeout_s=2)
-    assert group_of(server.pid) == []
+    assert living(server.pid) == []
 
 
 def test_a_log_that_cannot_be_written_is_named(light_build: Path) -> None:
