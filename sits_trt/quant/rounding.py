@@ -12,7 +12,7 @@ from sits_trt.recipe.schema import QuantizationSection
 _REFINEMENTS = 2
 """Rounds of refitting scales and re-choosing codes after the elimination; more change little."""
 
-_DRIFT_DAMPING = 0.1
+_DRIFT_DAMPING = 0.3
 """As `damped`, for the drift correction: it has many free numbers, and must not fit the noise of a short text."""
 
 _TRIAL_ROWS = 256

@@ -52,7 +52,9 @@ class QuantizationSection(Section):
     scale_recover: bool = True
     """Rescale the residual stream per channel after each layer by least squares on the calibration text."""
     ignore: tuple[str, ...] = ("lm_head",)
-    """Layers kept unquantized: module names, or 're:' and a regular expression. Each must match something."""
+    """Layers kept unquantized: module names, or 're:' and an expression for whole names. Each must match something.
+
+    The embedding and lm_head are kept in any case."""
     calibration: CalibrationSection = CalibrationSection()
 
 

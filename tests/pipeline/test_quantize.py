@@ -14,7 +14,7 @@ from torch import Tensor
 from sits_trt.checkpoint import Checkpoint, open_checkpoint
 from sits_trt.errors import QuantizationError
 from sits_trt.models import build_decoder
-from sits_trt.models.scoring import block_logits
+from sits_trt.models.scoring import block_logits, compare
 from sits_trt.quant import apply_scales, search, search_scales
 from sits_trt.quant.streams import Streams
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
@@ -163,6 +163,23 @@ def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Pat
         assert bool((decoder.layers[0].down.weight[3, 32:64] == 0).all())
         assert bool((decoder.layers[1].gate_up.weight[96:] == 0).all())
         assert bool(torch.isfinite(block_logits(decoder, [1, 2, 3])).all())
+
+
+@pytest.mark.parametrize("characters", [3, 20, 100])
+def test_b17_short_and_ragged_calibration_texts_do(tiny: Path, tmp_path: Path, characters: int) -> None:
+    """Fewer tokens than channels leave most directions unknown; damping must keep those weights near the original."""
+    text = tmp_path / "short.txt"
+    text.write_text("".join(chr(0x21 + i % 90) for i in range(characters)))
+    calibration = CalibrationSection(source=str(text), blocks=6, block_tokens=80)
+    quantize(tiny, section(calibration=calibration), tmp_path)
+    report = json.loads((tmp_path / "quantized" / "report.json").read_text())
+    assert report["search"]["calibration_tokens"] == characters
+    quantized, source = (open_checkpoint(place) for place in (tmp_path / "quantized", tiny))
+    other_text = [[(7 * i + 3) % 97 for i in range(60)]]
+    reference, candidate = (
+        build_decoder(some.spec, some, some.formats, torch.float32) for some in (source, quantized)
+    )  # fmt: skip
+    assert compare(reference, candidate, other_text).kl < 0.3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
