@@ -22,7 +22,7 @@ from sits_trt.serving.client import stream
 from sits_trt.serving.serve import serve
 from sits_trt.serving.server import TritonServer
 from sits_trt.serving.stubs import find_stubs, living
-from tests.support.server import http_generate, running_server, wait_for, write_build
+from tests.support.server import running_server, wait_for
 
 pytestmark = pytest.mark.server
 
@@ -232,33 +232,3 @@ def test_serve_refuses_a_build_without_repository_or_engine(null_build: Path, tm
     with pytest.raises(SitsError, match=r"engine, which is not there; build it again"), serve(tmp_path, FREE_PORTS):
         pass
     assert not (tmp_path / "server.log").exists()
-
-
-def test_a_full_queue_and_a_long_wait_are_refused_at_once(tmp_path: Path) -> None:
-    """One sequence in flight and one waiting: the third is turned away, the second leaves when its time is up."""
-    build = write_build(
-        tmp_path, runner="null", max_batch_size=1, max_seq_tokens=50_000, max_queue_size=1, queue_timeout_ms=800
-    )
-    body = {"max_tokens": 40_000, "end_id": -1}
-    with running_server(build) as server:
-        running = stream(server.endpoints.grpc, "first", 40_000, end_id=-1)
-        next(running)
-        outcome: list[tuple[int, str, float]] = []
-
-        def wait_in_queue() -> None:
-            began = time.monotonic()
-            status, answer = http_generate(server, "tensorrt_llm_bls", text_input="second", **body)
-            outcome.append((status, answer["error"], time.monotonic() - began))
-
-        second = threading.Thread(target=wait_in_queue)
-        second.start()
-        time.sleep(0.3)
-        status, answer = http_generate(server, "ensemble", text_input="third", **body)
-        assert status == 400
-        assert "the queue is full: 1 requests wait and serving.max_queue_size is 1" in answer["error"]
-        second.join(20)
-        ((status, error, seconds),) = outcome
-        assert status == 400
-        assert "the request waited longer than its queue timeout of 800 ms" in error
-        assert 0.7 < seconds < 5
-        running.close()
