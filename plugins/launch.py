@@ -157,7 +157,9 @@ def _ensure_context() -> None:
     try:
         (status,) = cuda.cuInit(0)
     except RuntimeError as error:
-        raise PluginError(f"{error}; the kernels need an NVIDIA driver", "CUDA driver") from None
+        raise PluginError(
+            f"not found ({error}); the kernels need a machine with an NVIDIA GPU", "CUDA driver"
+        ) from None
     _check(status, "initialisation")
     if not int(_check(*cuda.cuCtxGetCurrent(), "look for a context")):
         context = _check(*cuda.cuDevicePrimaryCtxRetain(_check(*cuda.cuDeviceGet(0), "look for a GPU")), "context")

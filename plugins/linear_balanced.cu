@@ -9,7 +9,7 @@
 
 #include "linear_wgmma.cuh"
 
-constexpr int ROWS = 128, THREADS = 256, WARPS = THREADS / 32, PITCH = ROWS + 8, STORED_TOKENS = 64;
+constexpr int ROWS = 128, THREADS = 256, WARPS = THREADS / 32, PITCH = ROWS + 8;
 
 template <typename T, int TOKENS, int STAGES, int DEPTH, int GROUP, bool ZEROS>
 __device__ __forceinline__ void balanced(
@@ -17,6 +17,7 @@ __device__ __forceinline__ void balanced(
     float *partial, u32 *ready, int tokens, int rows, int columns) {
     static_assert(DEPTH % 2 == 0, "operands alternate between two sets of registers");
     constexpr int GROUPS = GROUP == 32 ? 2 : 1, STAGE_BYTES = TOKENS * 128;
+    constexpr int STORED_TOKENS = TOKENS % 64 == 0 ? 64 : 32;  // go through shared memory at a time
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ __align__(8) u64 full[STAGES], empty[STAGES];
     const u32 full_at = shared_address(full), empty_at = shared_address(empty), ring_at = shared_address(shared);

@@ -37,7 +37,10 @@ template <typename T, int N> struct Wgmma;
 #define WGMMAS(T, TYPE)                                                                                                \
     WGMMA(T, TYPE, 32, R0, D(0), 16, 17, 18, 19, 20)                                                                   \
     WGMMA(T, TYPE, 64, R0 ", " R1, UP_TO(D(0), D(1)), 32, 33, 34, 35, 36)                                              \
+    WGMMA(T, TYPE, 96, R0 ", " R1 ", " R2, UP_TO(D(0), D(1), D(2)), 48, 49, 50, 51, 52)                                \
     WGMMA(T, TYPE, 128, R0 ", " R1 ", " R2 ", " R3, UP_TO(D(0), D(1), D(2), D(3)), 64, 65, 66, 67, 68)                 \
+    WGMMA(T, TYPE, 160, R0 ", " R1 ", " R2 ", " R3 ", " R4,                                                            \
+          UP_TO(D(0), D(1), D(2), D(3), D(4)), 80, 81, 82, 83, 84)                                                     \
     WGMMA(T, TYPE, 192, R0 ", " R1 ", " R2 ", " R3 ", " R4 ", " R5,                                                    \
           UP_TO(D(0), D(1), D(2), D(3), D(4), D(5)), 96, 97, 98, 99, 100)                                              \
     WGMMA(T, TYPE, 256, R0 ", " R1 ", " R2 ", " R3 ", " R4 ", " R5 ", " R6 ", " R7,                                    \

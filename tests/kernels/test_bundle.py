@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from sits_plugins.bundle import MANIFEST_NAME, KernelBundle
 from sits_plugins.compile import SMS, catalogue, compile_bundle, compile_source, sources_fingerprint
 from sits_plugins.kernel_spec import CudaKernel, CudaModule, per
@@ -100,6 +101,15 @@ def test_a_damaged_manifest_is_refused(copied, damage):
 def test_an_unknown_kernel_is_named(bundle_directory):
     with pytest.raises(PluginError, match="kernel nothing"):
         KernelBundle.load(bundle_directory).kernel("nothing")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_launching_without_a_gpu_is_one_sentence(bundle_directory):
+    from sits_plugins.launch import BundleLauncher
+
+    with pytest.raises(PluginError, match=r"CUDA driver.*NVIDIA GPU") as caught:
+        BundleLauncher(KernelBundle.load(bundle_directory))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unsupported_sm_is_refused(tmp_path):

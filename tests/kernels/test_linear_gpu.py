@@ -1,0 +1,138 @@
+"""Every shape of the INT4 linear's kernels on a real GPU, poisoned outputs, against float64."""
+
+from __future__ import annotations
+
+import os
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from sits_plugins.launcher import BUNDLE_VARIABLE, LinearCall
+from sits_plugins.linear_plan import DenseShape, workspace
+from sits_plugins.linear_shapes import BALANCED, HOPPER, STREAM, StreamShape
+
+from sits_trt.kernels.linear import KernelLinear
+from tests.support.linear import random_weight
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+TOLERANCE = {torch.float16: 8e-4, torch.bfloat16: 6e-3}
+"""Result and, on the way to wgmma, weight times scale are rounded to 16 bits: 2**-12 and 2**-9 relative, each once."""
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    """The launcher of the bundle that SITS_KERNEL_BUNDLE names, or of one compiled for this GPU."""
+    from sits_plugins.bundle import KernelBundle
+    from sits_plugins.launch import BundleLauncher
+
+    given = os.environ.get(BUNDLE_VARIABLE)
+    if given:
+        return BundleLauncher(KernelBundle.load(Path(given)))
+    from sits_plugins.compile import compile_bundle
+
+    major, minor = torch.cuda.get_device_capability()
+    directory = tmp_path_factory.mktemp("kernels")
+    return BundleLauncher(
+        compile_bundle(10 * major + minor, directory, wanted=lambda name: name.startswith("linear_"))
+    )  # fmt: skip
+
+
+def run(launcher, shape, weight, x):
+    """Launch `shape` on poisoned memory and return its output."""
+    from sits_plugins.linear_enqueue import enqueue_shape
+
+    layer = KernelLinear(weight.layer(), x.dtype, launcher)
+    size = (x.shape[0], layer.out_features, layer.in_features)
+    scratch = workspace(shape, *size, launcher.multiprocessors)
+    memory = torch.full((scratch.total + 16,), 0xFF, dtype=torch.uint8, device="cuda")
+    out = torch.full((x.shape[0], layer.out_features), float("nan"), dtype=x.dtype, device="cuda")
+    call = LinearCall(
+        **{
+            name: 0 if tensor is None else tensor.data_ptr()
+            for name, tensor in (
+                ("qweight", layer.qweight), ("scales", layer.scales), ("zeros", layer.zeros), ("bias", layer.bias),
+                ("input_scale", layer.input_scale), ("x", x), ("out", out), ("workspace", memory),
+            )
+        },
+        dtype=str(x.dtype).removeprefix("torch."), tokens=size[0], in_features=size[2], out_features=size[1],
+        group_size=layer.group_size, layout="mma16",
+    )  # fmt: skip
+    enqueue_shape(launcher, call, shape, scratch, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return out
+
+
+def shapes_of(launcher):
+    return [*STREAM, DenseShape(), *((*HOPPER, *BALANCED) if launcher.sm == 90 else ())]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("group", "zeros"), list(product((32, 64, 128), (False, True))))
+def test_every_shape_equals_the_reference(launcher, dtype, group, zeros):
+    for shape in shapes_of(launcher):
+        tile = 8 * shape.tiles if isinstance(shape, StreamShape) else getattr(shape, "tokens", 64)
+        cases = [
+            (1, 53, 5 * group, ""),
+            (tile + 3, 260, 33 * group, "bias input_scale"),
+            (2 * tile + 17, 1001, 1024, "bias"),
+        ]
+        for tokens, rows, columns, options in cases:
+            weight = random_weight(
+                rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
+            )
+            x = torch.randn(tokens, columns, device="cuda").to(dtype)
+            out, want = run(launcher, shape, weight, x).double(), weight.reference(x)
+            error = ((out - want).norm() / want.norm()).item()
+            assert error < TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 17, 300])
+def test_b25_bias_is_added_once_in_every_shape(launcher, tokens):
+    """Same packed weight with bias 0 and bias 1..N: the difference is the bias."""
+    weight = random_weight(96, 512, 64, ["zeros"], device="cuda")
+    x = torch.randn(tokens, 512, device="cuda").half()
+    for shape in shapes_of(launcher):
+        weight.bias = torch.zeros(96, device="cuda").half()
+        without = run(launcher, shape, weight, x).float()
+        weight.bias = torch.arange(1.0, 97.0, device="cuda").half()
+        difference = run(launcher, shape, weight, x).float() - without
+        assert torch.allclose(difference, weight.bias.float().expand_as(difference), atol=0.1), shape
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 16, 17, 64, 65, 200, 513, 2100])
+def test_layer_equals_the_op_inside_and_outside_a_graph(launcher, tokens):
+    weight = random_weight(640, 1024, 128, ["zeros", "bias", "input_scale"], device="cuda")
+    layer = KernelLinear(weight.layer(), torch.float16, launcher)
+    x = torch.randn(tokens, 1024, device="cuda").half()
+    want = weight.reference(x)
+    out = layer(x)
+    assert out.shape == want.shape
+    if not tokens:
+        return
+    assert (out.double() - want).norm() < TOLERANCE[torch.float16] * want.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer(x)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        want = weight.reference(x)
+        assert (captured.double() - want).norm() < TOLERANCE[torch.float16] * want.norm()
+
+
+def test_results_do_not_depend_on_timing(launcher):
+    """Split sums are added in a fixed order: the same input gives the same bits, launch after launch."""
+    weight = random_weight(4096, 4096, 128, device="cuda")
+    layer = KernelLinear(weight.layer(), torch.float16, launcher)
+    for tokens in (1, 16, 60, 250, 700):
+        x = torch.randn(tokens, 4096, device="cuda").half()
+        first = layer(x)
+        for _ in range(5):
+            assert torch.equal(layer(x), first)
