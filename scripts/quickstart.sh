@@ -21,7 +21,8 @@ step() { printf '\n== %s\n' "$1"; }
 
 began=$SECONDS
 step "Build: checkpoint, INT4 weights, kernels, graph, A100 engine, model repository"
-sits-trt build recipes/a100.yaml
+# A quarter of the recipe's calibration text: a little less exact, and done in a quarter of the time.
+sits-trt build recipes/a100.yaml --set quantization.calibration.blocks=8
 sits-trt engine inspect builds/a100
 
 step "Build the fp16 reference"
@@ -57,7 +58,8 @@ stop_server
 
 step "Sweep: accuracy against latency, INT4 beside fp16"
 sits-trt sweep builds/a100 builds/cpu-fp16 --out builds/report \
-  --set sweep.concurrencies='[1, 4]' --set sweep.requests_per_level=8
+  --set sweep.concurrencies='[1, 4]' --set sweep.requests_per_level=8 --set sweep.accuracy.blocks=4 \
+  --set sweep.accuracy.exact_match_tokens=64
 
 step "Done in $((SECONDS - began)) s"
 echo "engine:      $PWD/builds/a100/engine/model.engine"
