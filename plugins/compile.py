@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -39,8 +38,7 @@ def catalogue(sm: int, wanted: Callable[[str], bool] = every_kernel) -> list[Sou
     """Return every kernel to compile for `sm` whose name is wanted. Imports OpenAI Triton."""
     found: list[Source] = []
     for name in _CATALOGUES:
-        if importlib.util.find_spec(f"sits_plugins.{name}") is not None:
-            found += importlib.import_module(f"sits_plugins.{name}").kernels(sm)
+        found += importlib.import_module(f"sits_plugins.{name}").kernels(sm)
     return [source for source in found if wanted(source.name)]
 
 
