@@ -47,8 +47,7 @@ BAD_WORDS = Tensor("bad_words", "STRING", (-1,), doc="texts that the answer may 
 PRIORITY = Tensor("priority", "INT32", doc="greater is scheduled earlier among waiting requests; 0 where absent")
 ADD_SPECIAL_TOKENS = Tensor("add_special_tokens", "BOOL", doc="false for a prompt that already starts with BOS")
 
-ACKNOWLEDGED = Tensor("acknowledged", "BOOL", doc="true from the ensemble, whose postprocessing returns each ticket")
-TICKET = Tensor("ticket", "INT64", (2,), doc="slot and number of a response, for postprocessing to acknowledge")
+TICKET = Tensor("ticket", "INT64", (2,), doc="of a streamed answer: with it postprocessing reports a caller that left")
 
 PREPROCESSING_INPUTS = (
     Tensor("QUERY", "STRING", optional=False),
@@ -67,7 +66,6 @@ PREPROCESSING_OUTPUTS = (
     Tensor("REQUEST_OUTPUT_LEN", "INT32", (-1,)),
     Tensor("OUT_END_ID", "INT32"),
     Tensor("OUT_PAD_ID", "INT32"),
-    replace(ACKNOWLEDGED, name="OUT_ACKNOWLEDGED"),
 )
 
 POSTPROCESSING_INPUTS = (
@@ -89,7 +87,6 @@ EXECUTOR_INPUTS = (
     STOP_WORDS,
     BAD_WORDS,
     PRIORITY,
-    ACKNOWLEDGED,
     _scalar("runtime_top_k", "INT32"),
     _scalar("runtime_top_p", "FP32"),
     _scalar("temperature", "FP32"),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sits_trt.errors import SitsError
-from sits_trt.repository.pbtxt import parse
-from sits_trt.repository.write import CONFIG_NAME
+from sits_trt.repository.pbtxt import CONFIG_NAME, parse
 
 
 @dataclass(frozen=True)

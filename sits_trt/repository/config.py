@@ -11,14 +11,6 @@ from sits_trt.wire import Tensor
 
 
 @dataclass(frozen=True)
-class QueuePolicy:
-    """Bounds on waiting: 0 is none. The executor obeys them, as its model hands every request over at once."""
-
-    max_queue_size: int = 0
-    timeout_us: int = 0
-
-
-@dataclass(frozen=True)
 class EnsembleStep:
     """One model of an ensemble. Maps go from the model's tensor names to names in the ensemble."""
 
@@ -29,7 +21,11 @@ class EnsembleStep:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What one config.pbtxt says. A model without steps runs in Triton's Python backend."""
+    """What one config.pbtxt says. A model without steps runs in Triton's Python backend.
+
+    None has dynamic batching: requests are batched in flight, the executor's own queue holds those that wait, and
+    the batcher of Triton Server 2.51 now and then misses a request until it looks again after half a second.
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -37,7 +33,6 @@ class ModelConfig:
     parameters: Mapping[str, str] = field(default_factory=dict)
     decoupled: bool = False
     instances: int = 1
-    queue: QueuePolicy | None = None
     steps: tuple[EnsembleStep, ...] = ()
 
 
@@ -69,7 +64,6 @@ def _preprocessing(paths: RepositoryPaths, serving: ServingSection) -> ModelConf
         wire.PREPROCESSING_OUTPUTS,
         {"tokenizer_dir": paths.tokenizer, "add_special_tokens": "true"},
         instances=serving.preprocessing_instances,
-        queue=QueuePolicy(),
     )
 
 
@@ -79,6 +73,8 @@ def _executor(paths: RepositoryPaths, serving: ServingSection, kv_cache: KvCache
         "gpt_model_path": paths.engine,
         "runner": "auto",
         "max_num_sequences": str(serving.max_batch_size),
+        "max_queue_size": str(serving.max_queue_size),
+        "queue_timeout_ms": str(serving.queue_timeout_ms),
         "kv_cache_free_gpu_mem_fraction": str(kv_cache.memory_fraction),
         "exclude_input_in_output": "true",
         "cancellation_check_period_ms": "100",
@@ -92,7 +88,6 @@ def _executor(paths: RepositoryPaths, serving: ServingSection, kv_cache: KvCache
         wire.EXECUTOR_OUTPUTS,
         parameters,
         decoupled=True,
-        queue=QueuePolicy(serving.max_queue_size, serving.queue_timeout_ms * 1000),
     )
 
 
@@ -103,13 +98,11 @@ def _postprocessing(paths: RepositoryPaths, serving: ServingSection) -> ModelCon
         wire.POSTPROCESSING_OUTPUTS,
         {"tokenizer_dir": paths.tokenizer, "skip_special_tokens": "true"},
         instances=serving.postprocessing_instances,
-        queue=QueuePolicy(),
     )
 
 
 def _ensemble() -> ModelConfig:
-    links = wire.PREPROCESSING_TO_EXECUTOR | {"OUT_ACKNOWLEDGED": wire.ACKNOWLEDGED.name}
-    between = {inner: f"_{inner}" for inner in links}
+    between = {inner: f"_{inner}" for inner in wire.PREPROCESSING_TO_EXECUTOR}
     steps = (
         EnsembleStep(
             wire.PREPROCESSING,
@@ -118,7 +111,7 @@ def _ensemble() -> ModelConfig:
         ),
         EnsembleStep(
             wire.EXECUTOR,
-            {inner: between[outer] for outer, inner in links.items()}
+            {inner: between[outer] for outer, inner in wire.PREPROCESSING_TO_EXECUTOR.items()}
             | {inner: outer for outer, inner in wire.TEXT_TO_EXECUTOR.items()},
             {name: f"_{name}" for name in wire.EXECUTOR_TO_POSTPROCESSING}
             | {t.name: t.name for t in wire.TEXT_OUTPUTS if t.name != wire.TEXT_OUTPUT},
@@ -140,5 +133,4 @@ def _bls(serving: ServingSection) -> ModelConfig:
         {"tensorrt_llm_model_name": wire.EXECUTOR},
         decoupled=True,
         instances=serving.bls_instances,
-        queue=QueuePolicy(),
     )

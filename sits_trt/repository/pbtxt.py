@@ -13,6 +13,8 @@ from sits_trt.errors import SitsError
 from sits_trt.repository.config import ModelConfig
 from sits_trt.wire import Tensor
 
+CONFIG_NAME = "config.pbtxt"
+
 MAX_BATCH_SIZE = 1
 """The batch dimension that clients of tensorrtllm_backend send; sequences are batched in flight, not here."""
 
@@ -42,14 +44,6 @@ def to_message(config: ModelConfig) -> Any:
     message.backend = "python"
     message.model_transaction_policy.decoupled = config.decoupled
     message.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=config.instances)
-    if config.queue is not None:
-        message.dynamic_batching.SetInParent()
-        if config.queue.max_queue_size or config.queue.timeout_us:
-            policy = message.dynamic_batching.default_queue_policy
-            policy.max_queue_size = config.queue.max_queue_size
-            policy.default_timeout_microseconds = config.queue.timeout_us
-            policy.timeout_action = pb.ModelQueuePolicy.REJECT
-            policy.allow_timeout_override = True
     return message
 
 

@@ -11,10 +11,10 @@ from sits_trt import wire
 from sits_trt.artifacts import read_manifest
 from sits_trt.contract import EngineDetails
 from sits_trt.recipe.schema import KvCacheSection, ServingSection
+from sits_trt.repository.check import check_repository
 from sits_trt.repository.config import ModelConfig, RepositoryPaths, model_configs
-from sits_trt.repository.pbtxt import to_text
+from sits_trt.repository.pbtxt import CONFIG_NAME, to_text
 
-CONFIG_NAME = "config.pbtxt"
 VERSION = "1"
 
 _BODY = '''"""Model '{name}': the code is sits_trt.serving.bodies.{name}."""
@@ -69,6 +69,7 @@ def write_repository(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         progress(number, len(files), name)
+    check_repository(out_dir).require()
     models = [wire.PREPROCESSING, wire.EXECUTOR, wire.POSTPROCESSING, wire.ENSEMBLE, wire.BLS]
     return {"models": models, "engine": paths.engine, "tokenizer": paths.tokenizer}
 

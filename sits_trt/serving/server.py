@@ -131,14 +131,7 @@ class TritonServer:
 
     def ready(self) -> bool:
         """Whether the server is there and all its models can be asked."""
-        connection = http.client.HTTPConnection(self.endpoints.local_host, self.endpoints.http_port, timeout=5)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return _answers(self.endpoints.http, "/v2/health/ready")
 
     def __enter__(self) -> Self:
         return self
@@ -212,7 +205,8 @@ class TritonServer:
         total = sum((folder / "config.pbtxt").is_file() for folder in self._repository.iterdir())
         deadline = time.monotonic() + timeout_s
         loaded = -1
-        while not self.ready():
+        # The metrics service is the last to start, a little after the models are ready.
+        while not (self.ready() and _answers(self.endpoints.metrics, "/metrics")):
             if not self._monitor.is_alive():
                 raise ServerError(f"Triton Server ended while starting: {self._reason()}; its log is {self.log_path}")
             now_loaded = len(_loaded(self._log()))
@@ -236,6 +230,17 @@ class TritonServer:
 
     def _reason(self) -> str:
         return failure_reason(self._log()) or f"exit code {self._process.returncode if self._process else '?'}"
+
+
+def _answers(address: str, path: str) -> bool:
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _loaded(log: str) -> set[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.grpc import InferenceServerClient
+from tritonclient.grpc import InferenceServerClient, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 from sits_trt.errors import RequestError, ServerError
@@ -222,6 +223,24 @@ def test_what_is_asked_for_is_returned(model: str, null_server: TritonServer) ->
     times = [full[f"{name}_time_ns"] for name in ("arrival", "first_scheduled", "first_token", "last_token")]
     assert times == sorted(times)
     assert times[0] > 0
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_a_caller_that_wants_no_text_gets_its_whole_answer(model: str, null_server: TritonServer) -> None:
+    """Triton leaves postprocessing out of such an ensemble: nobody reports on its caller then."""
+    reasons: SimpleQueue[str] = SimpleQueue()
+
+    def take(result: Any, error: Any) -> None:
+        found = b"error" if error else result.as_numpy("finish_reason").reshape(-1)[0]
+        if found:
+            reasons.put(found.decode())
+
+    with InferenceServerClient(null_server.endpoints.grpc) as client:
+        client.start_stream(take)
+        inputs = text_inputs({"text_input": "no text", "max_tokens": 3000, "stream": True, **ENDLESS})
+        client.async_stream_infer(model, inputs, outputs=[InferRequestedOutput("finish_reason")])
+        assert reasons.get(timeout=60) == "length"
+        client.stop_stream()
 
 
 def test_token_ids_in_and_out_without_the_text_models(null_server: TritonServer) -> None:

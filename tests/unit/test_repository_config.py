@@ -50,15 +50,11 @@ def test_b27_a_damaged_file_is_named(tmp_path: Path) -> None:
         parse(path)
 
 
-def test_queue_limits_and_timeouts_reach_the_executor_model_only() -> None:
-    message = to_message(configs(ServingSection(max_queue_size=5, queue_timeout_ms=1500))["tensorrt_llm"])
-    policy = message.dynamic_batching.default_queue_policy
-    assert (policy.max_queue_size, policy.default_timeout_microseconds) == (5, 1_500_000)
-    assert policy.timeout_action == model_config_pb2.ModelQueuePolicy.REJECT
-    for name in ("preprocessing", "postprocessing", "tensorrt_llm_bls"):
-        other = to_message(configs()[name])
-        assert other.HasField("dynamic_batching")
-        assert not other.dynamic_batching.HasField("default_queue_policy")
+def test_queue_limits_and_timeouts_are_the_executors_own() -> None:
+    made = configs(ServingSection(max_queue_size=5, queue_timeout_ms=1500))
+    assert made["tensorrt_llm"].parameters["max_queue_size"] == "5"
+    assert made["tensorrt_llm"].parameters["queue_timeout_ms"] == "1500"
+    assert not any(to_message(config).HasField("dynamic_batching") for config in made.values())
 
 
 def test_instances_pool_and_batch_follow_the_recipe() -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from sits_trt import wire
 from sits_trt.runtime.request import FinishReason, Request, SamplingParams, Timings, TokenEvent
-from sits_trt.serving.bodies.acknowledgement import STRIKES, Tickets, TicketTable, Track
 from sits_trt.serving.bodies.outbox import Outbox
 from sits_trt.serving.bodies.reply import Reply
 from sits_trt.serving.bodies.request import Asked
+from sits_trt.serving.bodies.tickets import SLOTS, Ticket, Tickets, TicketTable
 
 ALL = {tensor.name for tensor in wire.EXECUTOR_OUTPUTS}
 
@@ -40,12 +40,12 @@ class Sink:
 
 
 def asked(streaming: bool = True, **changes: bool) -> Asked:
-    flags = dict.fromkeys(("echo", "logprobs", "timings", "input_count", "output_count", "acknowledged"), False)
+    flags = dict.fromkeys(("echo", "logprobs", "timings", "input_count", "output_count"), False)
     return Asked(Request("id", (1, 2), SamplingParams(9)), streaming, **{**flags, **changes})
 
 
-def reply(sink: Sink, streaming: bool = True, track: Track | None = None, **changes: bool) -> Reply:
-    return Reply(asked(streaming, **changes), ALL, sink, "prompt ", track)
+def reply(sink: Sink, streaming: bool = True, ticket: Ticket | None = None, **changes: bool) -> Reply:
+    return Reply(asked(streaming, **changes), ALL, sink, "prompt ", ticket)
 
 
 def event(*ids: int, text: str = "", reason: FinishReason | None = None, **more: Any) -> TokenEvent:
@@ -163,13 +163,12 @@ def opened(outbox: Outbox, made: Reply, request_id: str = "id") -> tuple[Handle,
     return handle, receivers[0]
 
 
-@pytest.fixture
-def tickets(tmp_path: Path) -> Tickets:
-    return Tickets(TicketTable(tmp_path / "tickets", create=True), lambda: True)
+def made_outbox(room: Path, cancel_check_s: float = 60) -> Outbox:
+    return Outbox(cancel_check_s, Tickets(), TicketTable(room / "tickets", create=True))
 
 
-def test_the_outbox_sends_in_order_and_forgets_what_has_ended(tickets: Tickets) -> None:
-    outbox = Outbox(60, tickets)
+def test_the_outbox_sends_in_order_and_forgets_what_has_ended(tmp_path: Path) -> None:
+    outbox = made_outbox(tmp_path)
     sinks = [Sink(), Sink()]
     receivers = [opened(outbox, reply(sink))[1] for sink in sinks]
     outbox.start()
@@ -186,8 +185,8 @@ def test_the_outbox_sends_in_order_and_forgets_what_has_ended(tickets: Tickets) 
     assert outbox.num_open == 0
 
 
-def test_a_reply_that_cannot_be_sent_ends_alone(tickets: Tickets) -> None:
-    outbox = Outbox(60, tickets)
+def test_a_reply_that_cannot_be_sent_ends_alone(tmp_path: Path) -> None:
+    outbox = made_outbox(tmp_path)
     broken, sound = Sink(), Sink()
     broken.broken = True
     handle, receive_broken = opened(outbox, reply(broken))
@@ -200,8 +199,8 @@ def test_a_reply_that_cannot_be_sent_ends_alone(tickets: Tickets) -> None:
     assert text_of(sound) == ["fine"]
 
 
-def test_a_caller_that_has_gone_is_cancelled(tickets: Tickets) -> None:
-    outbox = Outbox(0.01, tickets)
+def test_a_caller_that_has_gone_is_cancelled(tmp_path: Path) -> None:
+    outbox = made_outbox(tmp_path, 0.01)
     gone, here = Sink(), Sink()
     leaver, _ = opened(outbox, reply(gone))
     stayer, _ = opened(outbox, reply(here))
@@ -212,15 +211,15 @@ def test_a_caller_that_has_gone_is_cancelled(tickets: Tickets) -> None:
     outbox.close()
 
 
-def test_b41_cancelling_by_id_takes_equal_ids_only(tickets: Tickets) -> None:
-    outbox = Outbox(60, tickets)
+def test_b41_cancelling_by_id_takes_equal_ids_only(tmp_path: Path) -> None:
+    outbox = made_outbox(tmp_path)
     handles = [opened(outbox, reply(Sink()), request_id)[0] for request_id in ("1", "01", "1", "")]
     outbox.cancel("1")
     assert [handle.cancelled.is_set() for handle in handles] == [True, False, True, False]
 
 
-def test_what_submit_refuses_is_not_open(tickets: Tickets) -> None:
-    outbox = Outbox(60, tickets)
+def test_what_submit_refuses_is_not_open(tmp_path: Path) -> None:
+    outbox = made_outbox(tmp_path)
 
     def submit(on_event: Any) -> Any:
         raise ValueError("full")
@@ -230,78 +229,45 @@ def test_what_submit_refuses_is_not_open(tickets: Tickets) -> None:
     assert outbox.num_open == 0
 
 
-class Post:
-    """The receiving side: acknowledges what it is given when it is asked to work off its queue."""
-
-    def __init__(self, path: Path) -> None:
-        self.table = TicketTable(path)
-        self.queue: list[tuple[int, int]] = []
-        self.reachable = True
-        self.asked = 0
-
-    def work_off(self) -> bool:
-        self.asked += 1
-        while self.queue:
-            self.table.acknowledge(*self.queue.pop(0))
-        return self.reachable
-
-
-@pytest.fixture
-def post(tmp_path: Path) -> tuple[Post, Tickets]:
-    table = TicketTable(tmp_path / "tickets", create=True)
-    receiver = Post(tmp_path / "tickets")
-    return receiver, Tickets(table, receiver.work_off)
+def test_b39_a_caller_reported_by_postprocessing_is_cancelled(tmp_path: Path) -> None:
+    """The two tables stand for the two processes that have the file mapped."""
+    ours, theirs = TicketTable(tmp_path / "t", create=True), TicketTable(tmp_path / "t")
+    tickets = Tickets()
+    outbox = Outbox(0.01, tickets, ours)
+    taken = [tickets.take(), tickets.take()]
+    (leaver, _), (stayer, receive) = (opened(outbox, reply(Sink(), ticket=ticket)) for ticket in taken)
+    outbox.start()
+    assert taken[0] is not None
+    theirs.mark_gone(taken[0])
+    assert leaver.cancelled.wait(5)
+    assert not stayer.cancelled.is_set()
+    receive(event(1, reason=FinishReason.STOP))
+    outbox.close()
 
 
-def test_b39_only_a_dropped_response_means_that_a_client_has_gone(post: tuple[Post, Tickets]) -> None:
-    receiver, tickets = post
-    slow, gone = tickets.open(), tickets.open()
-    assert slow is not None
-    assert gone is not None
-    found: list[Track] = []
-    for _ in range(STRIKES + 3):
-        receiver.queue.append(slow.ticket())
-        gone.ticket()
-        found += tickets.gone([slow, gone])
-    assert set(found) == {gone}
-
-
-def test_an_idle_stream_costs_no_call(post: tuple[Post, Tickets]) -> None:
-    receiver, tickets = post
-    track = tickets.open()
-    assert track is not None
-    receiver.queue.append(track.ticket())
-    receiver.work_off()
-    before = receiver.asked
-    for _ in range(5):
-        assert tickets.gone([track]) == []
-    assert receiver.asked == before
-
-
-def test_nobody_counts_as_gone_while_the_receiver_cannot_be_asked(post: tuple[Post, Tickets]) -> None:
-    receiver, tickets = post
-    receiver.reachable = False
-    track = tickets.open()
-    assert track is not None
-    track.ticket()
-    assert [tickets.gone([track]) for _ in range(6)] == [[]] * 6
-
-
-def test_a_slot_used_again_is_not_confused_by_a_late_ticket(post: tuple[Post, Tickets]) -> None:
-    receiver, tickets = post
-    first = tickets.open()
+def test_a_slot_used_again_is_not_confused_by_a_late_report(tmp_path: Path) -> None:
+    table, tickets = TicketTable(tmp_path / "t", create=True), Tickets()
+    first = tickets.take()
     assert first is not None
-    late = first.ticket()
-    tickets.close(first)
-    second = tickets.open()
+    tickets.give_back(first)
+    second = tickets.take()
     assert second is not None
     assert second.slot == first.slot
-    receiver.table.acknowledge(*second.ticket())
-    receiver.table.acknowledge(*late)
-    assert [tickets.gone([second]) for _ in range(4)] == [[]] * 4
+    table.mark_gone(first)
+    assert not table.is_gone(second)
 
 
-def test_more_streams_than_slots_are_served_unwatched(post: tuple[Post, Tickets]) -> None:
-    _, tickets = post
-    tracks = [tickets.open() for _ in range(5000)]
-    assert tracks.count(None) == 5000 - 4096
+def test_more_answers_than_slots_go_without_a_ticket() -> None:
+    tickets = Tickets()
+    taken = [tickets.take() for _ in range(SLOTS + 3)]
+    assert taken.count(None) == 3
+    assert len({ticket.slot for ticket in taken if ticket}) == SLOTS
+
+
+def test_every_response_of_a_stream_carries_its_ticket() -> None:
+    sink = Sink()
+    made = reply(sink, ticket=Ticket(5, 77))
+    for reason in (None, FinishReason.STOP):
+        made.push(event(1, reason=reason))
+        made.flush()
+    assert [arrays["ticket"] for arrays, _ in sink.sent] == [[[5, 77]]] * 2

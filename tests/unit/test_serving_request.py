@@ -53,7 +53,7 @@ def read(parameters: dict[str, Any] | None = None, timeout_us: int = 0, limit_ms
 def test_the_smallest_request_is_greedy_and_whole() -> None:
     asked = read()
     assert asked.request == Request("id", (3, 4), SamplingParams(5))
-    assert not any((asked.streaming, asked.echo, asked.logprobs, asked.timings, asked.acknowledged))
+    assert not any((asked.streaming, asked.echo, asked.logprobs, asked.timings))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,8 @@ def test_form_of_the_answer() -> None:
     assert not read(exclude_input_in_output=True).echo
     echoing = read_request(arrays(), "", {}, 0, Words(), Defaults(exclude_input=False, queue_timeout_ms=0))
     assert echoing.echo
-    flags = read(
-        return_perf_metrics=True, return_num_input_tokens=True, return_num_output_tokens=True, acknowledged=True
-    )
-    assert all((flags.timings, flags.input_count, flags.output_count, flags.acknowledged))
+    flags = read(return_perf_metrics=True, return_num_input_tokens=True, return_num_output_tokens=True)
+    assert all((flags.timings, flags.input_count, flags.output_count))
 
 
 def test_padding_behind_the_prompt_is_left_out() -> None:
@@ -136,7 +134,7 @@ def test_every_input_that_is_obeyed_is_read() -> None:
         "input_ids": [7, 8], "input_lengths": 1, "request_output_len": 9, "end_id": 7, "stop_words": ["a"],
         "stop_words_list": [[1], [1]], "bad_words": ["a"], "bad_words_list": [[1], [1]], "runtime_top_k": 3,
         "runtime_top_p": 0.5, "temperature": 0.5, "min_tokens": 1, "repetition_penalty": 2.0, "presence_penalty": 1.0,
-        "frequency_penalty": 1.0, "seed": 1, "priority": 1, "acknowledged": True, "return_log_probs": True,
+        "frequency_penalty": 1.0, "seed": 1, "priority": 1, "return_log_probs": True,
         "return_perf_metrics": True, "return_num_input_tokens": True, "return_num_output_tokens": True,
         "exclude_input_in_output": False, "streaming": True,
     }  # fmt: skip

@@ -50,6 +50,13 @@ class Settings:
         except ValueError:
             raise SitsError(f"parameter '{key}' of model '{self.model}' is no number: {self.text(key)}") from None
 
+    def count(self, key: str) -> int:
+        """Return a parameter that is a whole number from 0 upwards."""
+        value = self.number(key)
+        if value < 0 or value != int(value):
+            raise SitsError(f"parameter '{key}' of model '{self.model}' is {self.text(key)}; write 0 or more")
+        return int(value)
+
     def path(self, key: str) -> Path:
         """Return a parameter that is a path relative to the model repository. Raises SitsError when it is not there."""
         path = Path(self.directory, self.text(key)).resolve()

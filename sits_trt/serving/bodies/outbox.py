@@ -9,8 +9,8 @@ from queue import SimpleQueue
 
 from sits_trt.runtime.executor import Handle
 from sits_trt.runtime.request import TokenEvent
-from sits_trt.serving.bodies.acknowledgement import Tickets
 from sits_trt.serving.bodies.reply import Reply
+from sits_trt.serving.bodies.tickets import Tickets, TicketTable
 from sits_trt.serving.room import IDLE_FILE, is_stopping, room
 
 logger = logging.getLogger(__name__)
@@ -24,9 +24,10 @@ class Outbox:
     `cancel_check_s` is how often callers are looked at.
     """
 
-    def __init__(self, cancel_check_s: float, tickets: Tickets) -> None:
+    def __init__(self, cancel_check_s: float, tickets: Tickets, table: TicketTable) -> None:
         self._cancel_check_s = cancel_check_s
         self._tickets = tickets
+        self._table = table
         self._ready: SimpleQueue[Reply | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._open: dict[Reply, Handle] = {}
@@ -80,8 +81,8 @@ class Outbox:
             if reply.done:
                 with self._lock:
                     self._open.pop(reply, None)
-                if reply.track is not None:
-                    self._tickets.close(reply.track)
+                if reply.ticket is not None:
+                    self._tickets.give_back(reply.ticket)
 
     def _handle(self, reply: Reply) -> Handle:
         with self._lock:
@@ -93,10 +94,12 @@ class Outbox:
                 replies = list(self._open.items())
             stopping = is_stopping()
             for reply, handle in replies:
-                if not reply.done and (stopping or reply.sink.is_cancelled()):
+                if not reply.done and (stopping or self._has_gone(reply)):
                     handle.cancel()
             if stopping and not replies:
                 (room() / IDLE_FILE).touch()
-            tracked = {reply.track: handle for reply, handle in replies if reply.track is not None}
-            for track in self._tickets.gone(list(tracked)):
-                tracked[track].cancel()
+
+    def _has_gone(self, reply: Reply) -> bool:
+        if reply.ticket is not None and self._table.is_gone(reply.ticket):
+            return True
+        return reply.sink.is_cancelled()

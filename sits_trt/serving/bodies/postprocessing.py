@@ -6,6 +6,7 @@ exact, so it is passed through where it is given.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 
 from sits_trt.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sits_trt.errors import RequestError
-from sits_trt.serving.bodies.acknowledgement import TicketTable, table_path
 from sits_trt.serving.bodies.model import Settings, arrays_of, failure, response
 from sits_trt.serving.bodies.tensors import Arrays, strings
+from sits_trt.serving.bodies.tickets import Ticket, TicketTable, table_path
+
+ASK_EVERY_NS = 50_000_000
+"""How long a caller counts as present after it was asked about."""
 
 
 class TritonPythonModel:
@@ -23,7 +27,8 @@ class TritonPythonModel:
         settings = Settings(args)
         self._tokenizer = load_tokenizer(settings.path("tokenizer_dir"))
         self._skip_special_tokens = settings.flag("skip_special_tokens")
-        self._tickets: TicketTable | None = None
+        self._gone: TicketTable | None = None
+        self._asked_ns: dict[int, int] = {}
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         responses = []
@@ -35,13 +40,19 @@ class TritonPythonModel:
             except RequestError as error:
                 responses.append(failure(str(error), "INVALID_ARG"))
             if "TICKET" in arrays:
-                self._acknowledge(*arrays["TICKET"].reshape(-1).tolist())
+                self._report(request, Ticket(*arrays["TICKET"].reshape(-1).tolist()))
         return responses
 
-    def _acknowledge(self, slot: int, number: int) -> None:
-        if self._tickets is None:
-            self._tickets = TicketTable(table_path())
-        self._tickets.acknowledge(slot, number)
+    def _report(self, request: Any, ticket: Ticket) -> None:
+        """Write down that the caller has gone if it has. Asking crosses processes: not for every token."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._asked_ns.get(ticket.slot, 0) < ASK_EVERY_NS:
+            return
+        self._asked_ns[ticket.slot] = now_ns
+        if request.is_cancelled():
+            if self._gone is None:
+                self._gone = TicketTable(table_path())
+            self._gone.mark_gone(ticket)
 
 
 def postprocess(arrays: Arrays, tokenizer: Tokenizer, skip_special_tokens: bool) -> NDArray[Any]:

@@ -50,7 +50,6 @@ def preprocess(arrays: Arrays, tokenizer: Tokenizer, add_special_tokens: bool) -
         "REQUEST_OUTPUT_LEN": int32(one(arrays, "REQUEST_OUTPUT_LEN")),
         "OUT_END_ID": int32(end_id),
         "OUT_PAD_ID": int32(pad_id),
-        "OUT_ACKNOWLEDGED": np.array([[True]]),
     }
 
 

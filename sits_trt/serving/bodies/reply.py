@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sits_trt.runtime.request import FinishReason, TokenEvent, join_events
-from sits_trt.serving.bodies.acknowledgement import Track
 from sits_trt.serving.bodies.request import Asked
 from sits_trt.serving.bodies.tensors import strings
+from sits_trt.serving.bodies.tickets import Ticket
 
 
 class Sink(Protocol):
@@ -31,14 +31,14 @@ class Reply:
     `push` is called by the executor's thread and never blocks; `flush` by the one thread that sends. A streamed
     answer is sent as it comes, several tokens in one response when the sender is behind; any other in one piece.
     The last response carries Triton's final flag and a finish_reason; an error is a response of its own and final.
-    With a `track` each response has a ticket.
+    With a `ticket` each response carries it.
     """
 
     def __init__(
-        self, asked: Asked, wanted: Collection[str], sink: Sink, prompt_text: str, track: Track | None
+        self, asked: Asked, wanted: Collection[str], sink: Sink, prompt_text: str, ticket: Ticket | None
     ) -> None:  # fmt: skip
         self.sink = sink
-        self.track = track
+        self.ticket = ticket
         self.done = False
         self._asked = asked
         self._wanted = frozenset(wanted)
@@ -96,8 +96,8 @@ class Reply:
             made["first_scheduled_time_ns"] = _time(times.first_scheduled_ns)
             made["first_token_time_ns"] = _time(times.first_token_ns)
             made["last_token_time_ns"] = _time(times.last_token_ns)
-        if self.track is not None:
-            made["ticket"] = np.array([self.track.ticket()], dtype=np.int64)
+        if self.ticket is not None:
+            made["ticket"] = np.array([[self.ticket.slot, self.ticket.number]], dtype=np.int64)
         return {name: array for name, array in made.items() if name in self._wanted}
 
 

@@ -47,7 +47,6 @@ class Asked:
     timings: bool
     input_count: bool
     output_count: bool
-    acknowledged: bool
 
 
 def read_request(
@@ -78,7 +77,6 @@ def read_request(
         timings=bool(one(arrays, "return_perf_metrics")),
         input_count=bool(one(arrays, "return_num_input_tokens")),
         output_count=bool(one(arrays, "return_num_output_tokens")),
-        acknowledged=bool(one(arrays, "acknowledged")),
     )
 
 

@@ -14,30 +14,26 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import triton_python_backend_utils as pb
-
 from sits_trt import wire
 from sits_trt.checkpoint.tokenizer import Tokenizer
 from sits_trt.errors import EngineDead, RequestError
 from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.load import load_executor
 from sits_trt.runtime.request import FinishReason, Request, SamplingParams
-from sits_trt.serving.bodies.acknowledgement import Tickets, TicketTable, table_path
 from sits_trt.serving.bodies.metrics import Metrics
 from sits_trt.serving.bodies.model import (
     Settings,
     TritonSink,
     arrays_of,
-    int32,
     metric_family,
     parameters_of,
     pick,
-    tensors,
 )
 from sits_trt.serving.bodies.outbox import Outbox
 from sits_trt.serving.bodies.reply import Reply
 from sits_trt.serving.bodies.request import Defaults, read_request
 from sits_trt.serving.bodies.tensors import one, strings
+from sits_trt.serving.bodies.tickets import Tickets, TicketTable, table_path
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +44,13 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s %(name)s: %(message)s")
         settings = Settings(args)
-        policy = settings.config.get("dynamic_batching", {}).get("default_queue_policy", {})
-        timeout_ms = int(policy.get("default_timeout_microseconds", 0)) // 1000
-        self._defaults = Defaults(settings.flag("exclude_input_in_output"), timeout_ms)
-        self._executor = _load(settings, int(policy.get("max_queue_size", 0)), timeout_ms)
+        self._defaults = Defaults(settings.flag("exclude_input_in_output"), settings.count("queue_timeout_ms"))
+        self._executor = _load(settings)
         assert isinstance(self._executor.tokenizer, Tokenizer), "load_executor gives every executor a tokenizer"
         self._tokenizer = self._executor.tokenizer
-        self._tickets = Tickets(TicketTable(table_path(), create=True), _work_off_postprocessing)
-        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000, self._tickets)
+        self._tickets = Tickets()
+        table = TicketTable(table_path(), create=True)
+        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000, self._tickets, table)
         self._executor.start()
         _warm_up(self._executor)
         labels = {"model": settings.model, "version": settings.version}
@@ -98,14 +93,15 @@ class TritonPythonModel:
         )
         asked.request.validate(self._executor.vocab_size, self._executor.max_seq_tokens)
         echoed = self._tokenizer.decode(asked.request.prompt_ids) if asked.echo else ""
-        track = self._tickets.open() if asked.streaming and asked.acknowledged else None
-        reply = Reply(asked, request.requested_output_names(), sink, echoed, track)
+        wanted = request.requested_output_names()
+        ticket = self._tickets.take() if asked.streaming and wire.TICKET.name in wanted else None
+        reply = Reply(asked, wanted, sink, echoed, ticket)
         try:
             self._outbox.open(reply, functools.partial(self._executor.submit, asked.request))
         except RequestError as error:
             # A sound request that is refused found no room.
-            if track is not None:
-                self._tickets.close(track)
+            if ticket is not None:
+                self._tickets.give_back(ticket)
             sink.fail(str(error), "UNAVAILABLE")
 
     def _publish(self, period_s: float) -> None:
@@ -125,15 +121,15 @@ class TritonPythonModel:
         table_path().unlink(missing_ok=True)
 
 
-def _load(settings: Settings, max_queue_size: int, queue_timeout_ms: int) -> Executor:
+def _load(settings: Settings) -> Executor:
     has_bound = "max_tiles" in settings.config["parameters"]
     return load_executor(
         settings.path("gpt_model_path"),
-        max_batch_size=int(settings.number("max_num_sequences")),
-        max_queue_size=max_queue_size,
-        queue_timeout_ms=queue_timeout_ms,
+        max_batch_size=settings.count("max_num_sequences"),
+        max_queue_size=settings.count("max_queue_size"),
+        queue_timeout_ms=settings.count("queue_timeout_ms"),
         memory_fraction=settings.number("kv_cache_free_gpu_mem_fraction"),
-        max_tiles=int(settings.number("max_tiles")) if has_bound else None,
+        max_tiles=settings.count("max_tiles") if has_bound else None,
         runner=settings.text("runner"),
     )
 
@@ -143,12 +139,3 @@ def _warm_up(executor: Executor) -> None:
     for event in executor.stream(Request("warm-up", (0,), SamplingParams(max_tokens=1))):
         if event.error:
             raise EngineDead(event.error)
-
-
-def _work_off_postprocessing() -> bool:
-    """Wait until postprocessing has done what it was given before; False when it cannot be asked."""
-    inputs = {"TOKENS_BATCH": int32(0).reshape(1, 1, 1), "SEQUENCE_LENGTH": int32(0)}
-    call = pb.InferenceRequest(
-        model_name=wire.POSTPROCESSING, inputs=tensors(inputs), requested_output_names=["OUTPUT"]
-    )  # fmt: skip
-    return not call.exec().has_error()
