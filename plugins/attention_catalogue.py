@@ -36,7 +36,7 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
             found.append(_decode(dtype, kv_dtype, head_dim, spread))
             found.append(_prefill(sm, dtype, kv_dtype, head_dim, spread))
         if sm == 90 and kv_dtype in REALS and head_dim in (64, 128):
-            found.append(_hopper(dtype, kv_dtype, head_dim))
+            found += [_hopper(dtype, kv_dtype, head_dim, spread) for spread in (False, True)]
         if head_dim in STREAM_HEAD_DIMS and (stream := _stream(sm, dtype, kv_dtype, head_dim)):
             found.append(stream)
     return found
@@ -112,9 +112,9 @@ def _prefill(sm: int, dtype: str, kv_dtype: str, head_dim: int, spread: bool) ->
     )  # fmt: skip
 
 
-def _hopper(dtype: str, kv_dtype: str, head_dim: int) -> TritonKernel:
-    constants = {"HEAD_DIM": head_dim, "TILES": 2, "STAGES": 2}
-    name = f"{stem(dtype, kv_dtype, head_dim)}_hopper"
+def _hopper(dtype: str, kv_dtype: str, head_dim: int, spread: bool) -> TritonKernel:
+    constants = {"HEAD_DIM": head_dim, "KEYS": 128, "STAGES": 2, "BOX": 16 if spread else 64}
+    name = f"{stem(dtype, kv_dtype, head_dim)}_hopper{'_spread' if spread else ''}"
     function = attention_prefill_hopper.attention_prefill_hopper
     return _triton(name, function, dtype, kv_dtype, constants, grid=(per("programs"), ONE, ONE))
 

@@ -66,10 +66,10 @@ def _choose(launcher: Launches, call: AttentionCall) -> dict[str, str]:
         )
     known, spread = launcher.bundle.kernels, "_spread" if call.tile_tokens < STEP_TOKENS else ""
     stream = f"{begin}_stream" in known and group <= STREAM_GROUP
-    hopper = f"{begin}_hopper" in known and not spread
+    hopper = f"{begin}_hopper{spread}" in known
     return {
         "append": f"{begin}_append",
-        "prefill": f"{begin}_hopper" if hopper else f"{begin}_prefill{spread}",
+        "prefill": f"{begin}_hopper{spread}" if hopper else f"{begin}_prefill{spread}",
         "decode": f"{begin}_stream" if stream else f"{begin}_decode{spread}",
     }
 
@@ -117,7 +117,7 @@ def _enqueue_prefill(
     group, kernel = call.num_heads // call.num_kv_heads, launcher.bundle.kernel(name)
     rows = kernel.constants.get("BLOCK_M", HOPPER_ROWS)
     blocks = call.tokens // (rows // group) + call.batch
-    if name.endswith("_hopper"):
+    if "BLOCK_M" not in kernel.constants:
         grid = (min(launcher.multiprocessors, blocks * call.num_kv_heads, PROGRAM_LIMIT), 1, 1)
     else:
         grid = (call.num_kv_heads, blocks, 1)

@@ -31,8 +31,8 @@ def names_for(sm: int, dtype: str, kv_dtype: str, head_dim: int, group: int, til
     names = [f"{begin}_append", f"{begin}_decode{spread}", f"{begin}_prefill{spread}"]
     if head_dim in STREAM_HEAD_DIMS and group <= STREAM_GROUP:
         names.append(f"{begin}_stream")
-    if sm == 90 and kv_dtype in REALS and head_dim in (64, 128) and not spread:
-        names.append(f"{begin}_hopper")
+    if sm == 90 and kv_dtype in REALS and head_dim in (64, 128):
+        names.append(f"{begin}_hopper{spread}")
     return tuple(names)
 
 

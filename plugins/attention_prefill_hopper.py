@@ -1,12 +1,11 @@
 """Prefill attention for SM 9.0: one warp brings tiles by TMA, two warpgroups multiply with wgmma.
 
-A tile of the pool is one [64, HEAD_DIM] box, so a step's keys are TILES boxes and nothing else. Each warpgroup
-owns 64 rows of a block (rows as in `attention_prefill`). It starts the scores of the next step before it
-adds up the values of the last one, so that the softmax of one step runs beside the products of another. The
-programs stay resident and take blocks in falling order of length, every second round backwards, which evens
-out the causal triangle.
+BOX keys of a tile (64, or 16 for smaller tiles) are one box to the copy engine. Each warpgroup owns 64 rows of a
+block (rows as in `attention_prefill`). It starts the scores of the next step before it adds up the values of the
+last one, so that the softmax of one step runs beside the products of another. The programs stay resident and take
+blocks in falling order of length, every second round backwards, which evens out the causal triangle.
 
-Tiles beyond a sequence's end are replaced by its last one, and the rows of that tile behind the last token hold
+Boxes beyond a sequence's end are replaced by its last one, and the rows of its tile behind the last token hold
 zeros in V (`attention_append` sees to it): a masked key has weight 0, which only a finite value survives.
 """
 
@@ -55,7 +54,7 @@ def _item(turn):
 def _producer(
     descriptor, tile_table, context_lens, query_starts, k_keys, v_keys, k_full, k_empty, v_full, v_empty,
     blocks, batch, table_width, num_layers, layer, kv_heads, group, tile_shift, window, decode_limit,
-    TILES: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
+    KEYS: gl.constexpr, BOX: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fill the rings of K and V tiles, last step of an item first."""
     turn, count = 0, 0
@@ -66,10 +65,10 @@ def _producer(
             head = item % kv_heads
             sequence, _row, position, rows, first, last = _locate(
                 blocks - 1 - item // kv_heads, query_starts, context_lens, batch, window, decode_limit,
-                128 // group, TILES * 64,
+                128 // group, KEYS,
             )  # fmt: skip
             table = tile_table + sequence.to(gl.int64) * table_width
-            final = (position + rows - 1) // 64
+            final = (position + rows - 1) // BOX * BOX
             step = last - 1
             while step >= first:
                 slot = count % STAGES
@@ -78,14 +77,14 @@ def _producer(
                     full = (k_full if side == 0 else v_full).index(slot)
                     keys = k_keys if side == 0 else v_keys
                     mbarrier.wait((k_empty if side == 0 else v_empty).index(slot), phase ^ 1)
-                    mbarrier.expect(full, TILES * PARTS * descriptor.nbytes_per_cta)
-                    for tile in gl.static_range(TILES):
-                        start = gl.minimum(step * TILES + tile, final) * 64
+                    mbarrier.expect(full, KEYS // BOX * PARTS * descriptor.nbytes_per_cta)
+                    for piece in gl.static_range(KEYS // BOX):
+                        start = gl.minimum(step * KEYS + piece * BOX, final)
                         place = gl.load(table + (start >> tile_shift))
                         row = ((place * num_layers + layer) * 2 + side) * kv_heads + head
                         row = (row << tile_shift) + (start & ((1 << tile_shift) - 1))
                         for part in gl.static_range(PARTS):
-                            box = keys.index(slot * PARTS + part).slice(tile * 64, 64)
+                            box = keys.index(slot * PARTS + part).slice(piece * BOX, BOX)
                             tma.async_load(descriptor, [row, part * 64], full, box)
                 count += 1
                 step -= 1
@@ -168,11 +167,10 @@ def _steps(
 def _consumer(
     WHICH: gl.constexpr, qkv, out, context_lens, query_starts, rope_table, q_rows,
     k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-    softmax_scale, HEAD_DIM: gl.constexpr, TILES: gl.constexpr, STAGES: gl.constexpr,
+    softmax_scale, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Rows WHICH*64 .. WHICH*64+63 of every item of this program; `q_rows` is its [parts, 64, 64] buffer."""
     DTYPE: gl.constexpr = q_rows.dtype
-    KEYS: gl.constexpr = TILES * 64
     PARTS: gl.constexpr = HEAD_DIM // 64
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -259,44 +257,44 @@ def _consumer(
 def _first_consumer(
     qkv, out, context_lens, query_starts, rope_table, q_rows,
     k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-    softmax_scale, HEAD_DIM: gl.constexpr, TILES: gl.constexpr, STAGES: gl.constexpr,
+    softmax_scale, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     _consumer(0, qkv, out, context_lens, query_starts, rope_table, q_rows,
               k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-              softmax_scale, HEAD_DIM, TILES, STAGES)  # fmt: skip
+              softmax_scale, HEAD_DIM, KEYS, STAGES)  # fmt: skip
 
 
 @gluon.jit
 def _second_consumer(
     qkv, out, context_lens, query_starts, rope_table, q_rows,
     k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-    softmax_scale, HEAD_DIM: gl.constexpr, TILES: gl.constexpr, STAGES: gl.constexpr,
+    softmax_scale, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     _consumer(1, qkv, out, context_lens, query_starts, rope_table, q_rows,
               k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-              softmax_scale, HEAD_DIM, TILES, STAGES)  # fmt: skip
+              softmax_scale, HEAD_DIM, KEYS, STAGES)  # fmt: skip
 
 
 @gluon.jit
 def attention_prefill_hopper(
     qkv, out, pool, tile_table, context_lens, query_starts, rope_table,
     tokens, batch, num_tiles, table_width, num_layers, layer, kv_heads, group, tile_shift, window, decode_limit,
-    softmax_scale, HEAD_DIM: gl.constexpr, TILES: gl.constexpr, STAGES: gl.constexpr,
+    softmax_scale, HEAD_DIM: gl.constexpr, KEYS: gl.constexpr, STAGES: gl.constexpr, BOX: gl.constexpr,
 ):  # fmt: skip
-    """`attention_prefill` for a NATIVE pool, HEAD_DIM 64 or 128, tile_shift at least 6.
+    """`attention_prefill` for a NATIVE pool, HEAD_DIM 64 or 128, tiles of BOX tokens or more.
 
     Any one-dimensional grid, 4 warps (and 8 more for the other two roles). Blocks have 128 // group tokens;
-    steps have TILES (1 or 2) boxes of 64 keys, STAGES of them in flight.
+    steps have KEYS keys (64 or 128), STAGES of them in flight.
     """
     DTYPE: gl.constexpr = pool.dtype.element_ty
     PARTS: gl.constexpr = HEAD_DIM // 64
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
     pool_rows = num_tiles * num_layers * (2 * (kv_heads << tile_shift))
-    descriptor = tma.make_tensor_descriptor(pool, [pool_rows, HEAD_DIM], [HEAD_DIM, 1], [64, 64], layout)
+    descriptor = tma.make_tensor_descriptor(pool, [pool_rows, HEAD_DIM], [HEAD_DIM, 1], [BOX, 64], layout)
     q_first = gl.allocate_shared_memory(DTYPE, [PARTS, 64, 64], layout)
     q_second = gl.allocate_shared_memory(DTYPE, [PARTS, 64, 64], layout)
-    k_keys = gl.allocate_shared_memory(DTYPE, [STAGES * PARTS, TILES * 64, 64], layout)
-    v_keys = gl.allocate_shared_memory(DTYPE, [STAGES * PARTS, TILES * 64, 64], layout)
+    k_keys = gl.allocate_shared_memory(DTYPE, [STAGES * PARTS, KEYS, 64], layout)
+    v_keys = gl.allocate_shared_memory(DTYPE, [STAGES * PARTS, KEYS, 64], layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -312,17 +310,17 @@ def attention_prefill_hopper(
             (_first_consumer, (
                 qkv, out, context_lens, query_starts, rope_table, q_first,
                 k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-                softmax_scale, HEAD_DIM, TILES, STAGES,
+                softmax_scale, HEAD_DIM, KEYS, STAGES,
             )),
             (_second_consumer, (
                 qkv, out, context_lens, query_starts, rope_table, q_second,
                 k_keys, v_keys, k_full, k_empty, v_full, v_empty, blocks, batch, kv_heads, group, window, decode_limit,
-                softmax_scale, HEAD_DIM, TILES, STAGES,
+                softmax_scale, HEAD_DIM, KEYS, STAGES,
             )),
             (_producer, (
                 descriptor, tile_table, context_lens, query_starts, k_keys, v_keys, k_full, k_empty, v_full, v_empty,
                 blocks, batch, table_width, num_layers, layer, kv_heads, group, tile_shift, window, decode_limit,
-                TILES, PARTS, STAGES,
+                KEYS, BOX, PARTS, STAGES,
             )),
         ],
         [4, 1],
