@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 
 from sits_trt.checkpoint import materialize, open_checkpoint
+from sits_trt.checkpoint.config import parse_config
 from sits_trt.models import Decoder, build_decoder
 from tests.support.decode import chunked_logits, whole_logits
-from tests.support.tiny import SIZES, save_tiny_tokenizer, tiny_checkpoint, tiny_model
+from tests.support.tiny import SIZES, save_tiny_tokenizer, tiny_checkpoint, tiny_config, tiny_model
 
 # Two float32 programs that sum in different orders; measured differences lie below 5e-6.
 TOLERANCE = 5e-5
@@ -141,3 +143,34 @@ def test_the_language_part_of_a_model_that_reads_images(tmp_path: Path) -> None:
     copy = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy", dtype=torch.float32).eval()
     assert type(copy).__name__ == "Gemma3ForCausalLM"
     assert (reference_logits(copy) - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2"])
+def test_b06_a_tied_head_that_is_not_in_the_file_is_the_embedding(family: str, tmp_path: Path) -> None:
+    config = {"tie_word_embeddings": True}
+    tiny_checkpoint(tmp_path, f"{family}ForCausalLM", seed=4, **config)
+    assert "lm_head.weight" not in open_checkpoint(tmp_path)
+    expected = reference_logits(tiny_model(f"{family}ForCausalLM", seed=4, **config))
+    assert (whole_logits(load(tmp_path), prompt()) - expected).abs().max() < TOLERANCE
+
+
+def test_b11_a_window_that_is_switched_off_or_null_is_none(tmp_path: Path) -> None:
+    full = {"sliding_window": 8, "use_sliding_window": False}
+    tiny_checkpoint(tmp_path / "off", "Qwen2ForCausalLM", seed=5, **full)
+    assert open_checkpoint(tmp_path / "off").spec.layer_windows == (0, 0)
+    expected = reference_logits(tiny_model("Qwen2ForCausalLM", seed=5, **full))
+    ours = whole_logits(load(tmp_path / "off"), prompt())
+    assert (ours - expected).abs().max() < TOLERANCE
+    windowed = load(tmp_path / "off")
+    for layer in windowed.layers:
+        layer.spec = replace(layer.spec, layer_windows=(8, 8))
+    differs = (whole_logits(windowed, prompt()) - ours).abs().amax(-1) > TOLERANCE
+    assert differs.nonzero()[0, 0] == 8, "a wrongly applied window of 8 shows from position 8 on"
+    tiny_checkpoint(tmp_path / "null", "MistralForCausalLM", seed=5, sliding_window=None)
+    assert open_checkpoint(tmp_path / "null").spec.layer_windows == (0, 0)
+
+
+def test_b11_layers_below_max_window_layers_stay_full_and_an_absent_mistral_window_is_4096() -> None:
+    on = tiny_config("Qwen2ForCausalLM", sliding_window=8, use_sliding_window=True, max_window_layers=1)
+    assert parse_config(on).layer_windows == (0, 8)
+    assert parse_config(tiny_config("MistralForCausalLM", sliding_window=...)).layer_windows == (4096, 4096)
