@@ -149,7 +149,6 @@ def _ask(
             if ended:
                 return
     finally:
-        # Triton 2.51 never forgets an ensemble's request that is cancelled just as it ends.
         client.stop_stream(cancel_requests=not ended)
         client.close()
 
