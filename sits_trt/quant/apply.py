@@ -16,6 +16,7 @@ from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare
+from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.plan import plan_formats
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
@@ -37,6 +38,7 @@ def apply_scales(
     error of each layer, bits per weight, and perplexity, KL and agreement against the float model on a few blocks
     of the evaluation part of the calibration source.
     """
+    leave_a_core()
     formats = plan_formats(checkpoint.spec, section)
     num_layers = checkpoint.spec.num_layers
     progress(0, num_layers, "write the quantized checkpoint")

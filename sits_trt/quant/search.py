@@ -24,6 +24,7 @@ from torch import Tensor
 from sits_trt.checkpoint import Checkpoint, load_tokenizer
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.errors import QuantizationError
+from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
 from sits_trt.quant.plan import plan_formats
 from sits_trt.quant.streams import BlockRunner, Streams
@@ -46,6 +47,7 @@ def search_scales(
     """
     if checkpoint.formats:
         raise QuantizationError(f"{checkpoint.directory} is already quantized; give the original checkpoint")
+    leave_a_core()
     formats = plan_formats(checkpoint.spec, section)
     calibration = section.calibration
     blocks = read_blocks(

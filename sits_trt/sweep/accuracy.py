@@ -15,6 +15,7 @@ from sits_trt.checkpoint import load_tokenizer, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare, exact_match
+from sits_trt.models.threads import leave_a_core
 from sits_trt.recipe.schema import AccuracySection
 from sits_trt.sweep.builds import weights_directory
 from sits_trt.sweep.result import Accuracy, BuildInfo
@@ -82,6 +83,7 @@ def _measure(reference_dir: Path, weights_dir: Path, section: AccuracySection, p
 
 
 def _load(directory: Path, positions: int) -> Decoder:
+    leave_a_core()
     checkpoint = open_checkpoint(directory)
     decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32, positions)
     decoder.dequantize_(torch.float32)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from sits_trt.checkpoint import open_checkpoint
 from sits_trt.models import Decoder, build_decoder
+from sits_trt.models.threads import leave_a_core
 from sits_trt.runtime.step import StepInputs
 from sits_trt.spec import TileSpec
 
@@ -65,19 +65,9 @@ def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, devic
     for them.
     """
     if device == "cpu":
-        _leave_a_core()
+        leave_a_core()
     checkpoint = open_checkpoint(checkpoint_dir)
     dtype = torch.float32 if device == "cpu" else checkpoint["model.embed_tokens.weight"].dtype
     decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype, num_positions)
     decoder.dequantize_(dtype)
     return decoder.to(device), replace(tile, kv_dtype="float32") if device == "cpu" else tile
-
-
-def _leave_a_core() -> None:
-    """Let torch compute on all cores but one, unless OMP_NUM_THREADS says how many.
-
-    The server, its other processes and often its clients run here too, and each parallel loop ends only when its
-    last thread has had its turn: with a core short a step takes many times as long as on one thread.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0)) - 1)))
