@@ -46,7 +46,8 @@ sits-trt generate --url "$grpc" --build builds/a100 --max-tokens 48 "What is the
 step "Ask it over HTTP, streamed as server-sent events"
 python - "$http" <<'PY'
 import json, sys, urllib.request
-body = {"text_input": "The three primary colours are", "max_tokens": 16, "stream": True}
+prompt = "<|im_start|>user\nGreet me in one short sentence.<|im_end|>\n<|im_start|>assistant\n"
+body = {"text_input": prompt, "max_tokens": 24, "stream": True}
 request = urllib.request.Request(f"http://{sys.argv[1]}/v2/models/ensemble/generate_stream", json.dumps(body).encode())
 with urllib.request.urlopen(request, timeout=120) as answer:
     for line in answer:
