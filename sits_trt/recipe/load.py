@@ -66,8 +66,10 @@ def recipe_of_build(directory: Path, overrides: Sequence[str] = ()) -> Recipe:
         merged = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"{directory} is no finished build; make it with 'sits-trt build'") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise RecipeError(f"{path} cannot be read ({error}); build again") from None
+    if not isinstance(merged, dict):
+        raise RecipeError(f"{path} holds no recipe; build again")
     for override in overrides:
         merged = _merge(merged, _parse_override(override))
     return _validate(merged)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sits_trt.errors import RecipeError
-from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe
+from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe, recipe_of_build
 from sits_trt.recipe.strict_yaml import parse_yaml
 
 MINIMAL = "model: {source: somewhere}\ntarget: {sku: cpu}\n"
@@ -163,3 +163,34 @@ def test_sku_names_are_their_keys() -> None:
 def test_sweep_levels_are_checked(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(write(tmp_path, MINIMAL), [override])
+
+
+BOMB = "a: &a [x, x, x]\n" + "".join(
+    f"{key}: &{key} [{', '.join([f'*{chr(ord(key) - 1)}'] * 9)}]\n" for key in "bcdefghijkl"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(BOMB, id="bomb"),
+        pytest.param("&a [*a]", id="circle"),
+        pytest.param("[" * 3000, id="deep"),
+        "!!binary aGk=",
+        "!!timestamp 2026-11-30",
+        "!!int x",
+        "!!bool x",
+        "!!map [a]",
+        pytest.param("9" * 5000, id="digits"),
+    ],
+)
+def test_yaml_that_cannot_become_a_recipe_is_an_error(text: str) -> None:
+    with pytest.raises(RecipeError):
+        parse_yaml(text, "test")
+
+
+@pytest.mark.parametrize("content", ["[]", "5", "[" * 100_000])
+def test_a_builds_recipe_that_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "recipe.json").write_text(content)
+    with pytest.raises(RecipeError, match="build again"):
+        recipe_of_build(tmp_path)
