@@ -113,7 +113,8 @@ def _activation(family: Family, read: Reader) -> str:
     """Return our name of the activation. Published configs also carry the key that is not read: it must agree."""
     for key in (family.activation_key, "hidden_act", "hidden_activation"):
         value = read.value(key) if key == family.activation_key else read.config.get(key)
-        if value not in family.activations and not (value is None and key != family.activation_key):
+        known = isinstance(value, str) and value in family.activations
+        if not known and not (value is None and key != family.activation_key):
             raise CheckpointError(
                 f"config key '{key}' = {value!r} is not supported for {family.architecture}; "
                 f"supported: {', '.join(family.activations)}"

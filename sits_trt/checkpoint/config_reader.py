@@ -26,8 +26,8 @@ class Reader:
         value = if_null if value is None else value
         if value is None:
             raise CheckpointError(f"config key '{key}' is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"config key '{key}' must be a positive whole number, found {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+            raise CheckpointError(f"config key '{key}' must be a whole number from 1 to 2^31 - 1, found {value!r}")
         return value
 
     def has(self, key: str) -> bool:

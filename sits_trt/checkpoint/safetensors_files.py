@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} holds no {path.name}; is it a Hugging Face model directory?") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
@@ -138,14 +138,14 @@ def _read_header(path: Path) -> Mapping[str, _Stored]:
             found = {
                 name: _Stored(
                     path,
-                    entry["dtype"],
+                    str(entry["dtype"]),
                     tuple(entry["shape"]),
                     start + entry["data_offsets"][0],
                     entry["data_offsets"][1] - entry["data_offsets"][0],
                 )
                 for name, entry in header.items()
             }
-        except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError, IndexError):
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError, LookupError, TypeError):
             raise CheckpointError(f"{path} is no safetensors file; download the checkpoint again") from None
     for name, stored in found.items():
         if stored.dtype in _ITEM_BYTES and prod(stored.shape) * _ITEM_BYTES[stored.dtype] != stored.size:

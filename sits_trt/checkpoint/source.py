@@ -81,7 +81,7 @@ def _load(cache: Path | None) -> dict[str, str]:
         return {}
     try:
         data = json.loads(cache.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError):
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         return {}
     return {key: value for key, value in data.items() if isinstance(value, str)} if isinstance(data, dict) else {}
 

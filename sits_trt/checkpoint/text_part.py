@@ -55,8 +55,10 @@ def text_part(config: Mapping[str, Any], files: TensorFiles) -> tuple[Mapping[st
 
     Raises CheckpointError when the outer config has no inner one.
     """
-    named = config.get("architectures") or [None]
-    wrapper = WRAPPERS.get(named[0])
+    named: Any = config.get("architectures") or [None]
+    if not isinstance(named, list) or not isinstance(named[0], str | None):
+        raise CheckpointError(f"config key 'architectures' must be a list of names, found {named!r}")
+    wrapper = WRAPPERS.get(named[0] or "")
     if wrapper is None:
         return config, files
     inner = config.get(wrapper.config_key)

@@ -96,8 +96,8 @@ def _rows(path: Path, text: str) -> list[str]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise CheckpointError(f"line {number} of {path} is not JSON ({error.msg})") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise CheckpointError(f"line {number} of {path} is not JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise CheckpointError(f"line {number} of {path} has no 'text' key with a string")
         rows.append(row["text"])

@@ -163,6 +163,8 @@ class TestUnknown:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("num_hidden_layers", 2**70),
+        ("hidden_act", []),
         ("hidden_size", ...),
         ("hidden_size", "64"),
         ("num_hidden_layers", 0),

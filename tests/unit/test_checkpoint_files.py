@@ -115,10 +115,34 @@ class TestB12Incomplete:
             open_checkpoint(single)
         assert not (tmp_path / "exploded").exists()
 
-    @pytest.mark.parametrize("header", [b"[]", b'{"x": 1}', b'{"x": {"dtype": "F32"}}', b"\xff\xfe"])
+    @pytest.mark.parametrize(
+        "header",
+        [
+            *(b"[]", b'{"x": 1}', b'{"x": {"dtype": "F32"}}', b"\xff\xfe"),
+            pytest.param(b"[" * 100_000, id="deep"),
+        ],
+    )
     def test_a_header_that_is_none(self, single: Path, header: bytes) -> None:
         (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(CheckpointError, match="no safetensors file"):
+            open_checkpoint(single)
+
+    def test_a_number_type_that_is_no_name(self, single: Path) -> None:
+        header = b'{"x": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}'
+        (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+        with pytest.raises(CheckpointError, match="'x'"):
+            open_checkpoint(single)
+
+    @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+    def test_json_nested_too_deep(self, single: Path, name: str) -> None:
+        (single / name).write_text("[" * 100_000)
+        with pytest.raises(CheckpointError, match=name):
+            open_checkpoint(single)
+
+    @pytest.mark.parametrize("value", [5, "LlamaForCausalLM", {}, [{}], [5]])
+    def test_architectures_that_are_no_names(self, single: Path, value: object) -> None:
+        edit_config(single, architectures=value, model_type=...)
+        with pytest.raises(CheckpointError, match="architecture"):
             open_checkpoint(single)
 
     def test_a_shape_that_does_not_fit_its_bytes(self, single: Path) -> None:

@@ -108,6 +108,9 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(CheckpointError, match=r"line 1 .* not JSON"):
         read_blocks(str(path), Characters(), 1, 8, "calibration")
+    path.write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"line 1 .* not JSON"):
+        read_blocks(str(path), Characters(), 1, 8, "calibration")
     path.write_bytes(b'{"text": "\xff"}')
     with pytest.raises(CheckpointError, match="not UTF-8"):
         read_blocks(str(path), Characters(), 1, 8, "calibration")
