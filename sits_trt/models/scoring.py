@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from sits_trt.errors import CheckpointError
 from sits_trt.models.decoder import Decoder
 from sits_trt.spec import TileSpec
 
@@ -103,9 +104,11 @@ def compare(
 ) -> Agreement:
     """Run both decoders over blocks of token ids and return how far the candidate is from the reference.
 
-    Memory stays near the two decoders and the logits of one block each. At least one block must have two tokens.
-    A decoder compared with itself, for its perplexity, runs once.
+    Memory stays near the two decoders and the logits of one block each. A decoder compared with itself, for its
+    perplexity, runs once. Raises CheckpointError when no block has two tokens.
     """
+    if all(len(block) < 2 for block in blocks):
+        raise CheckpointError("the text to measure on has no two tokens in a row; give a longer text or block_tokens")
     sums = _Sums()
     for done, block in enumerate(blocks):
         progress(done, len(blocks), "compare with the reference")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
+from sits_trt.errors import CheckpointError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import block_logits, compare, exact_match, greedy_tokens
 from tests.support.decode import whole_logits
@@ -88,3 +90,8 @@ def test_exact_match_counts_whole_answers_and_prefixes() -> None:
     assert found.exact_match == whole / 4
     assert found.matched_prefix == prefix / 64
     assert found.matched_prefix < 1
+
+
+def test_b17_a_text_of_single_tokens_is_an_error() -> None:
+    with pytest.raises(CheckpointError, match="no two tokens"):
+        compare(decoder(), decoder(), [[5], [6]])
