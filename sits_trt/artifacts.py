@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -74,7 +75,7 @@ def read_manifest(directory: Path, kind: str) -> Manifest:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SitsError(f"{directory} holds no {MANIFEST_NAME}; build it first with 'sits-trt build'") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise SitsError(f"{path} cannot be read ({error}); delete the directory and build again") from None
     if not isinstance(data, dict) or "kind" not in data or "fingerprint" not in data:
         raise SitsError(f"{path} is not an artifact manifest; delete the directory and build again")
@@ -117,6 +118,22 @@ def writing(directory: Path, manifest: Manifest) -> Iterator[tuple[Path, dict[st
     (partial / MANIFEST_NAME).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     marker.unlink()
     replace_directory(partial, directory)
+
+
+@contextmanager
+def only_writer(root: Path) -> Iterator[None]:
+    """Keep a second process from writing the build in `root`: both would fill the same partial directories.
+
+    The system lets go of the lock when its holder ends in any way. Raises SitsError when another process holds it.
+    """
+    with (root / ".lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SitsError(
+                f"another 'sits-trt build' is at work in {root}; wait for its end or give another --out"
+            ) from None
+        yield
 
 
 def replace_directory(new: Path, directory: Path) -> None:

@@ -13,7 +13,16 @@ from sits_plugins.tensorrt_flavours import FLAVOURS
 from sits_plugins.tensorrt_registry import plugin_digests
 
 from sits_trt import __version__
-from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
+from sits_trt.artifacts import (
+    BuildDirectory,
+    Manifest,
+    fingerprint,
+    is_current,
+    only_writer,
+    read_manifest,
+    tool_versions,
+    writing,
+)
 from sits_trt.contract import EngineLimits
 from sits_trt.planning import plan_limits
 from sits_trt.recipe.schema import Recipe
@@ -76,9 +85,14 @@ class BuildLine:
     def run(self) -> Iterator[StageResult]:
         """Run what is not current, yielding each stage's outcome as it ends.
 
-        Raises SitsError; stages finished before stay and are found again by the next run.
+        Raises SitsError, also when another process builds in this directory; stages finished before stay and are
+        found again by the next run.
         """
         self.layout.root.mkdir(parents=True, exist_ok=True)
+        with only_writer(self.layout.root):
+            yield from self._run()
+
+    def _run(self) -> Iterator[StageResult]:
         for make_stage in self._stage_makers():
             began = time.monotonic()
             stage = make_stage()

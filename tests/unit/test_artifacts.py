@@ -13,6 +13,7 @@ from sits_trt.artifacts import (
     file_digest,
     fingerprint,
     is_current,
+    only_writer,
     read_manifest,
     tool_versions,
     writing,
@@ -106,3 +107,17 @@ def test_file_digest_is_sha256(tmp_path: Path) -> None:
 
 def test_absent_tool_is_said() -> None:
     assert tool_versions("numpy", "no-such-distribution")["no-such-distribution"] == "absent"
+
+
+def test_two_builds_in_one_directory_are_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(SitsError, match="another 'sits-trt build' is at work")
+    with only_writer(tmp_path), refused, only_writer(tmp_path):
+        pass
+    with only_writer(tmp_path):
+        pass
+
+
+def test_a_manifest_nested_too_deep_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(SitsError, match="cannot be read"):
+        read_manifest(tmp_path, "engine")
