@@ -19,6 +19,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+# Releases of OpenAI Triton before 3.9 call it async_copy_global_to_shared, and 3.9 keeps that name only to refuse it.
+load_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+
 
 @gluon.jit
 def _locate(number, query_starts, context_lens, batch, window, decode_limit, block_q, KEYS: gl.constexpr):
@@ -85,7 +88,7 @@ def _producer(
                         row = (row << tile_shift) + (start & ((1 << tile_shift) - 1))
                         for part in gl.static_range(PARTS):
                             box = keys.index(slot * PARTS + part).slice(piece * BOX, BOX)
-                            tma.async_load(descriptor, [row, part * 64], full, box)
+                            load_tile(descriptor, [row, part * 64], full, box)
                 count += 1
                 step -= 1
 
