@@ -65,6 +65,9 @@ def tool_versions(*distributions: str) -> dict[str, str]:
     return found
 
 
+_TYPES = {"fingerprint": str, "inputs": dict, "tools": dict, "plugins": dict, "details": dict, "created": str}
+
+
 def read_manifest(directory: Path, kind: str) -> Manifest:
     """Read and check the manifest of `directory`.
 
@@ -84,6 +87,11 @@ def read_manifest(directory: Path, kind: str) -> Manifest:
         raise ArtifactMismatch(f"schema of {path}", SCHEMA_VERSION, data.get("schema_version"), rebuild)
     if data["kind"] != kind:
         raise ArtifactMismatch(f"kind of {path}", kind, data["kind"], "give the directory of the right stage")
+    for key, wanted in _TYPES.items():
+        if not isinstance(data.get(key, wanted()), wanted):
+            raise SitsError(f"{path} is damaged: '{key}' is {data[key]!r}; delete the directory and build again")
+    if data.get("sm") is not None and not isinstance(data["sm"], int):
+        raise SitsError(f"{path} is damaged: 'sm' is {data['sm']!r}; delete the directory and build again")
     known = {f.name for f in fields(Manifest)}
     return Manifest(**{key: value for key, value in data.items() if key in known})
 
@@ -105,7 +113,11 @@ def writing(directory: Path, manifest: Manifest) -> Iterator[tuple[Path, dict[st
     Yields the partial directory and a dict; what the block puts into the dict is added to the
     manifest's `details`. A partial directory left by a killed run of the same fingerprint is handed
     over again, so that a stage can resume; any other is deleted. On an error nothing is replaced.
+    Raises SitsError when `directory` is something else than an artifact: it would be lost.
     """
+    foreign = directory.exists() and not (directory / MANIFEST_NAME).is_file()
+    if foreign and not (directory.is_dir() and not any(directory.iterdir())):
+        raise SitsError(f"{directory} is there and is no output of sits-trt; move it away or give another --out")
     partial = directory.with_name(directory.name + ".partial")
     marker = partial / ".fingerprint"
     if partial.exists() and not (marker.is_file() and marker.read_text() == manifest.fingerprint):
@@ -138,7 +150,7 @@ def only_writer(root: Path) -> Iterator[None]:
 
 def replace_directory(new: Path, directory: Path) -> None:
     """Put directory `new` in the place of `directory`, which may exist."""
-    old = directory.with_name(directory.name + ".old")
+    old = directory.with_name(f".{directory.name}.replaced")
     if old.exists():
         shutil.rmtree(old)
     if directory.exists():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from sits_trt.errors import SitsError
 from sits_trt.spec import ModelSpec, TileSpec
 
 ONNX_DOMAIN = "sits"
@@ -76,16 +78,28 @@ class EngineDetails:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EngineDetails:
-        return cls(
-            backend=data["backend"],
-            model=ModelSpec.from_dict(data["model"]),
-            tile=TileSpec(**data["tile"]),
-            limits=EngineLimits.from_dict(data["limits"]),
-            checkpoint=data["checkpoint"],
-            engine_file=data["engine_file"],
-            kernels=data["kernels"],
-        )
+    def from_dict(cls, data: Mapping[str, Any], directory: Path) -> EngineDetails:
+        """Return the details that the manifest of `directory` holds. Raises SitsError when they are damaged."""
+        try:
+            details = cls(
+                backend=data["backend"],
+                model=ModelSpec.from_dict(data["model"]),
+                tile=TileSpec(**data["tile"]),
+                limits=EngineLimits.from_dict(data["limits"]),
+                checkpoint=data["checkpoint"],
+                engine_file=data["engine_file"],
+                kernels=data["kernels"],
+            )
+            for name in ("backend", "checkpoint", "engine_file", "kernels"):
+                if not isinstance(data[name], str):
+                    raise TypeError(f"'{name}'")
+            if details.tile.tile_bytes < 1:
+                raise ValueError("'tile'")
+            return details
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise SitsError(
+                f"the manifest of {directory} lacks or misnames {error}; delete the directory and build again"
+            ) from None
 
 
 def bindings(model: ModelSpec, tile: TileSpec) -> tuple[Binding, ...]:

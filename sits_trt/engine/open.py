@@ -9,7 +9,7 @@ from sits_plugins.engine_check import check_engine
 
 from sits_trt.artifacts import Manifest, read_manifest
 from sits_trt.contract import EngineDetails
-from sits_trt.errors import ArtifactMismatch, SitsError
+from sits_trt.errors import ArtifactMismatch
 
 KIND = "engine"
 
@@ -35,7 +35,7 @@ def open_engine(directory: Path, sm: int | None) -> OpenedEngine:
     if not details.engine_file:
         return OpenedEngine(directory, manifest, details, None)
     file = directory / details.engine_file
-    expected, found = manifest.details["tensorrt"].get("bytes"), file.stat().st_size if file.is_file() else 0
+    expected, found = manifest.details.get("tensorrt", {}).get("bytes"), file.stat().st_size if file.is_file() else 0
     if expected != found:
         raise ArtifactMismatch(f"size of {file}", f"{expected} bytes", f"{found} bytes", "copy or build it again")
     return OpenedEngine(directory, manifest, details, file)
@@ -44,9 +44,4 @@ def open_engine(directory: Path, sm: int | None) -> OpenedEngine:
 def read_engine(directory: Path) -> tuple[Manifest, EngineDetails]:
     """Return manifest and details of the engine in `directory`, whatever machine it is for."""
     manifest = read_manifest(directory, KIND)
-    try:
-        return manifest, EngineDetails.from_dict(manifest.details)
-    except (KeyError, TypeError) as error:
-        raise SitsError(
-            f"the manifest of {directory} lacks or misnames {error}; delete the directory and build again"
-        ) from None
+    return manifest, EngineDetails.from_dict(manifest.details, directory)

@@ -59,7 +59,7 @@ def write_repository(
     The engine and its tokenizer are named by their path relative to `out_dir`, so that a build directory can be
     moved as a whole; nothing is copied. Raises SitsError when `engine_dir` holds no engine.
     """
-    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details)
+    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details, engine_dir)
     # Not resolved: a build directory reached through a symbolic link keeps its inner layout.
     tokenizer = os.path.normpath(engine_dir / details.checkpoint)
     paths = RepositoryPaths(_relative(engine_dir, out_dir), _relative(Path(tokenizer), out_dir))

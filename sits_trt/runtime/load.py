@@ -37,7 +37,7 @@ def load_executor(
     device: 'cpu', 'cuda' or 'auto'. runner: 'eager', 'null' (no model: to test what lies around it) or 'auto'.
     `Executor.description` says which runner it is and why. Raises SitsError when the engine cannot run here.
     """
-    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details)
+    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details, engine_dir)
     limits = _limits(details.limits, max_batch_size)
     checkpoint_dir = engine_dir / details.checkpoint
     kind, place, reason = choose_runner(details.backend, runner, device, cuda_available())

@@ -42,8 +42,8 @@ def unfinished_reason(info: BuildInfo) -> str:
 
 def longest_sequence_tokens(info: BuildInfo) -> int:
     """Return how many tokens of prompt and answer together the build's engine takes."""
-    manifest = read_manifest(BuildDirectory(Path(info.directory)).engine, "engine")
-    return EngineDetails.from_dict(manifest.details).limits.max_seq_tokens
+    engine = BuildDirectory(Path(info.directory)).engine
+    return EngineDetails.from_dict(read_manifest(engine, "engine").details, engine).limits.max_seq_tokens
 
 
 def weights_directory(info: BuildInfo) -> Path:

@@ -92,7 +92,7 @@ def test_pools_beyond_two_to_the_31_elements_are_accepted(graph_dir: Path, tmp_p
     found = build_engine(
         graph_dir, tmp_path, EngineSection(), sku_of(80), tiny_spec(), tile, limits, tmp_path, lambda *report: None
     )
-    assert EngineDetails.from_dict(found).limits == limits
+    assert EngineDetails.from_dict(found, tmp_path).limits == limits
 
 
 def test_progress_never_goes_back_and_ends_complete(graph_dir: Path, tmp_path: Path) -> None:

@@ -121,3 +121,23 @@ def test_a_manifest_nested_too_deep_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(SitsError, match="cannot be read"):
         read_manifest(tmp_path, "engine")
+
+
+def test_what_is_no_artifact_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").write_text("the user's own")
+    (tmp_path / "report").write_text("a file of the user's")
+    for name in ("checkpoint", "report"):
+        with pytest.raises(SitsError, match="no output of sits-trt"):
+            make(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "report"]
+    assert (tmp_path / "report").read_text() == "a file of the user's"
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty")
+
+
+def test_a_copy_beside_an_artifact_is_left_alone(tmp_path: Path) -> None:
+    make(tmp_path / "report")
+    make(tmp_path / "report.old")
+    make(tmp_path / "report", "two")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.old"]

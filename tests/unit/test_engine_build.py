@@ -18,7 +18,7 @@ from tests.support.tiny import tiny_spec
 @pytest.mark.parametrize(("backend", "sm"), [("eager", None), ("eager", 80), ("cuda", 90)])
 def test_backends_that_run_the_checkpoint_need_only_a_manifest(backend: str, sm: int | None, tmp_path: Path) -> None:
     found = build(None, tiny_spec(), tmp_path, sm, backend=backend)
-    details = EngineDetails.from_dict(found)
+    details = EngineDetails.from_dict(found, tmp_path)
     assert (details.backend, details.model, details.limits) == (backend, tiny_spec(), LIMITS)
     assert (details.checkpoint, details.engine_file) == ("checkpoint", "")
     assert not any(tmp_path.iterdir())

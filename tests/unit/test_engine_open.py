@@ -126,6 +126,34 @@ def test_a_missing_or_damaged_manifest_is_one_sentence(tmp_path: Path) -> None:
         open_engine(directory, sm=80)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *((key, value) for key in ("tools", "plugins", "inputs", "details") for value in (None, 5, [])),
+        *(("sm", value) for value in ("80", [80])),
+        *(
+            (f"details.{key}", value)
+            for key in ("backend", "engine_file", "model", "tile", "limits")
+            for value in (5, [])
+        ),
+        *(("details.model.rope", "x"), ("details.tile.head_dim", None), ("details.tile.kv_dtype", "x")),
+        ("details.tensorrt", {}),
+    ],
+)
+def test_a_manifest_of_wrong_types_is_one_sentence(tmp_path: Path, path: str, value: Any) -> None:
+    directory = dummy_engine(tmp_path / "engine", tiny_spec())
+    *outer, last = path.split(".")
+
+    def damage(data: dict[str, Any]) -> None:
+        for key in outer:
+            data = data[key]
+        data[last] = value
+
+    edit(directory, damage)
+    with pytest.raises(SitsError, match=r"build (it )?again"):
+        open_engine(directory, sm=80)
+
+
 def test_inspect_says_what_is_in_it_and_why_it_would_not_load(tmp_path: Path) -> None:
     directory = dummy_engine(tmp_path / "engine", tiny_spec(), version="0.9.1")
     found = inspect_engine(directory)

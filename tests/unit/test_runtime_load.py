@@ -86,7 +86,8 @@ def test_a_directory_without_an_engine_is_named(engine_dir: Path, tmp_path: Path
             TileSpec(2, 2, 16),
             EngineLimits(1, 1, 9, 9),
             "",
-        ).to_dict()
+        ).to_dict(),
+        tmp_path,
     )
     with writing(tmp_path / "engine", Manifest("engine", "f", details=replace(details, checkpoint="../no").to_dict())):
         pass
