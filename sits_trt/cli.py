@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from sits_trt import __version__
-from sits_trt.console import StageLines, show_doctor, show_engine, show_sweep, stage_progress
+from sits_trt.console import StageLines, show_doctor, show_engine, show_error, show_sweep, stage_progress
 from sits_trt.errors import SitsError
 from sits_trt.recipe import SKUS, Recipe, load_recipe, recipe_of_build
 
@@ -38,8 +38,8 @@ def main() -> None:
     """Entry point: an expected error is one sentence and exit code 2; any other is a bug and keeps its traceback."""
     try:
         app()
-    except SitsError as error:
-        console.print(f"error: {' '.join(str(error).split())}", style="red", markup=False, soft_wrap=True)
+    except (SitsError, OSError) as error:
+        show_error(console, error)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

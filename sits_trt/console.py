@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -26,6 +27,26 @@ ProgressCallback = Callable[[int, int, str], None]
 
 PLAIN_INTERVAL_S = 10.0
 """Where there is no terminal, a stage reports at most this often."""
+
+
+_REFUSALS = frozenset(
+    {
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.EIO),
+        *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    }
+)
+"""What the operating system says of a path or a disk that the user can mend, whichever stage meets it."""
+
+
+def show_error(console: Console, error: SitsError | OSError) -> None:
+    """Print an expected error as one sentence. Any other OSError is a bug and raised again."""
+    sentence = " ".join(str(error).split())
+    if isinstance(error, OSError):
+        if error.errno not in _REFUSALS:
+            raise error
+        place = f"'{error.filename}'" if error.filename else "a file"
+        sentence = f"{place} cannot be read or written ({error.strerror}); mend that or use another path"
+    console.print(f"error: {sentence}", style="red", markup=False, soft_wrap=True)
 
 
 @contextmanager
