@@ -12,7 +12,7 @@ from sits_trt import wire
 from sits_trt.checkpoint.tokenizer import Tokenizer
 from sits_trt.errors import RequestError
 from sits_trt.runtime.request import Request, SamplingParams
-from sits_trt.serving.bodies.request import Asked, Defaults, read_request
+from sits_trt.serving.bodies.request import Asked, Defaults, read_request, wanted_timeout_us
 from sits_trt.serving.bodies.tensors import one, pack_word_ids, strings, texts, word_ids
 
 TYPES = {"INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
@@ -198,3 +198,9 @@ def test_a_real_tokenizer_has_what_is_needed() -> None:
         read_request(
             arrays(stop_words_list=[[-5, 0], [2, -1]]), "", {}, 0, tokenizer, Defaults(True, 0)
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["x", -1, 1.5, [1], 2**63])
+def test_a_timeout_that_is_no_count_of_microseconds(value: object) -> None:
+    with pytest.raises(RequestError, match="microseconds"):
+        wanted_timeout_us({"timeout": value}, 0)

@@ -101,6 +101,14 @@ def refuse_unknown(parameters: Mapping[str, Any]) -> None:
             raise RequestError(f"there is no input or parameter '{name}'{did_you_mean(name, known)}")
 
 
+def wanted_timeout_us(parameters: Mapping[str, Any], timeout_us: int) -> int:
+    """Return the request's own longest wait, from its header or a parameter; 0 is none. Raises RequestError."""
+    wanted = timeout_us or parameters.get("timeout") or 0
+    if not isinstance(wanted, int) or not 0 <= wanted < 2**63:
+        raise RequestError(f"timeout is {wanted!r}; it must be a number of microseconds")
+    return wanted
+
+
 def _prompt(arrays: Arrays) -> tuple[int, ...]:
     ids = arrays.get("input_ids")
     length = one(arrays, "input_lengths")
@@ -159,8 +167,5 @@ def _bad_words(arrays: Arrays, words: Words) -> tuple[tuple[int, ...], ...]:
 
 def _queue_timeout_ms(parameters: Mapping[str, Any], timeout_us: int, default_ms: int) -> int:
     """Return the longest wait: the request's own, but never more than the model's, as Triton has it; 0 is no bound."""
-    wanted = timeout_us or parameters.get("timeout") or 0
-    if not isinstance(wanted, int) or wanted < 0:
-        raise RequestError(f"timeout is {wanted!r}; it must be a number of microseconds")
-    wanted_ms = -(-wanted // 1000)
+    wanted_ms = -(-wanted_timeout_us(parameters, timeout_us) // 1000)
     return min(wanted_ms, default_ms) if wanted_ms and default_ms else wanted_ms or default_ms

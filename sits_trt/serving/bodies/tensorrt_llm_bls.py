@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sits_trt import wire
 from sits_trt.errors import RequestError
 from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, parameters_of, tensors
-from sits_trt.serving.bodies.request import refuse_unknown
+from sits_trt.serving.bodies.request import refuse_unknown, wanted_timeout_us
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +52,14 @@ class TritonPythonModel:
         # A caller must hear the end of its request whatever happened.
         except Exception as error:
             logger.exception("a request failed")
-            sink.fail(f"the server failed on this request: {error}", "INTERNAL")
+            if not sink.ended:
+                sink.fail(f"the server failed on this request: {error}", "INTERNAL")
 
     def _relay(self, request: Any, sink: TritonSink) -> None:
         arrays = arrays_of(request)
         parameters = parameters_of(request)
         refuse_unknown(parameters)
+        timeout_us = wanted_timeout_us(parameters, request.timeout())
         wanted = request.requested_output_names()
         tokens = self._preprocess(arrays)
         inputs = {inner: tokens[outer] for outer, inner in wire.PREPROCESSING_TO_EXECUTOR.items()}
@@ -72,10 +74,12 @@ class TritonPythonModel:
                 inputs=tensors(inputs),
                 requested_output_names=[_inner_name(name) for name in wanted] + ["finish_reason"],
                 request_id=inner_id,
-                timeout=request.timeout() or parameters.get("timeout") or 0,
+                timeout=timeout_us,
             )
             for answer in call.exec(decoupled=True):
                 self._forward(answer, wanted, sink)
+            if not sink.ended:
+                sink.fail(f"model '{self._executor_model}' ended without an answer", "INTERNAL")
         finally:
             with self._lock:
                 del self._open[inner_id]
