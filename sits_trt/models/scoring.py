@@ -76,7 +76,9 @@ def block_logits(decoder: Decoder, ids: Sequence[int]) -> Tensor:
 
 
 @dataclass
-class _Sums:
+class AgreementSums:
+    """Sums over positions from which an Agreement follows."""
+
     negative_log_likelihood: float = 0.0
     reference_negative_log_likelihood: float = 0.0
     predicted: int = 0
@@ -98,6 +100,29 @@ class _Sums:
         self.shared_of_five += int((best[:, :, None] == reference_best[:, None, :]).sum())
         self.positions += len(ours)
 
+    def add_block(self, reference: Tensor, candidate: Tensor, block: Sequence[int]) -> None:
+        """Add the logits [tokens, vocab] of both models on one block of token ids."""
+        following = torch.tensor(block[1:], dtype=torch.int64)
+        for start in range(0, len(block), _ROWS):
+            rows = slice(start, start + _ROWS)
+            self.add(reference[rows], candidate[rows], following[rows])
+
+    def agreement(self, vocab_size: int) -> Agreement:
+        return Agreement(
+            perplexity=math.exp(self.negative_log_likelihood / self.predicted),
+            reference_perplexity=math.exp(self.reference_negative_log_likelihood / self.predicted),
+            kl=self.kl / self.positions,
+            top1=self.same_best / self.positions,
+            top5=self.shared_of_five / (min(5, vocab_size) * self.positions),
+            positions=self.positions,
+        )
+
+
+def check_blocks(blocks: Sequence[Sequence[int]]) -> None:
+    """Raise CheckpointError when no block has the two tokens that a perplexity needs."""
+    if all(len(block) < 2 for block in blocks):
+        raise CheckpointError("the text to measure on has no two tokens in a row; give a longer text or block_tokens")
+
 
 def compare(
     reference: Decoder, candidate: Decoder, blocks: Sequence[Sequence[int]], progress: Progress = _silent
@@ -107,26 +132,14 @@ def compare(
     Memory stays near the two decoders and the logits of one block each. A decoder compared with itself, for its
     perplexity, runs once. Raises CheckpointError when no block has two tokens.
     """
-    if all(len(block) < 2 for block in blocks):
-        raise CheckpointError("the text to measure on has no two tokens in a row; give a longer text or block_tokens")
-    sums = _Sums()
+    check_blocks(blocks)
+    sums = AgreementSums()
     for done, block in enumerate(blocks):
         progress(done, len(blocks), "compare with the reference")
         theirs = block_logits(reference, block)
-        logits = theirs, theirs if candidate is reference else block_logits(candidate, block)
-        following = torch.tensor(block[1:], dtype=torch.int64)
-        for start in range(0, len(block), _ROWS):
-            rows = slice(start, start + _ROWS)
-            sums.add(logits[0][rows], logits[1][rows], following[rows])
+        sums.add_block(theirs, theirs if candidate is reference else block_logits(candidate, block), block)
     progress(len(blocks), len(blocks), "compare with the reference")
-    return Agreement(
-        perplexity=math.exp(sums.negative_log_likelihood / sums.predicted),
-        reference_perplexity=math.exp(sums.reference_negative_log_likelihood / sums.predicted),
-        kl=sums.kl / sums.positions,
-        top1=sums.same_best / sums.positions,
-        top5=sums.shared_of_five / (min(5, candidate.spec.vocab_size) * sums.positions),
-        positions=sums.positions,
-    )
+    return sums.agreement(candidate.spec.vocab_size)
 
 
 @torch.inference_mode()

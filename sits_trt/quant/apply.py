@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, write_quantized
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.checkpoint.texts import read_blocks
-from sits_trt.models import Decoder, build_decoder
-from sits_trt.models.scoring import compare
+from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
+from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.plan import plan_formats
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
@@ -40,11 +39,13 @@ def apply_scales(
     """
     leave_a_core()
     formats = plan_formats(checkpoint.spec, section)
-    num_layers = checkpoint.spec.num_layers
-    progress(0, num_layers, "write the quantized checkpoint")
+    blocks = _evaluation_blocks(checkpoint, section)
+    progress(0, checkpoint.spec.num_layers, "write the quantized checkpoint")
     write_quantized(out_dir, checkpoint, _tensors(checkpoint, scales_dir), formats)
     report = _costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
-    report["evaluation"] = _evaluate(checkpoint, open_checkpoint(out_dir), section, progress)
+    began = time.monotonic()
+    agreement = compare_checkpoints(checkpoint, open_checkpoint(out_dir), blocks, progress)
+    report["evaluation"] = agreement.to_dict() | {"seconds": round(time.monotonic() - began, 1)}
     (out_dir / REPORT_NAME).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return {key: report[key] for key in ("bits_per_weight", "evaluation")}
 
@@ -67,19 +68,10 @@ def _costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str, Any]:
     }
 
 
-def _evaluate(
-    checkpoint: Checkpoint, quantized: Checkpoint, section: QuantizationSection, progress: Progress
-) -> dict[str, Any]:
+def _evaluation_blocks(checkpoint: Checkpoint, section: QuantizationSection) -> list[list[int]]:
     calibration = section.calibration
     tokens = min(calibration.block_tokens, checkpoint.spec.max_positions)
     tokenizer = load_tokenizer(checkpoint.directory)
     blocks = read_blocks(calibration.source, tokenizer, _REPORT_BLOCKS, tokens, "evaluation")
-    began = time.monotonic()
-    agreement = compare(_decoder(checkpoint), _decoder(quantized), blocks, progress)
-    return agreement.to_dict() | {"seconds": round(time.monotonic() - began, 1)}
-
-
-def _decoder(checkpoint: Checkpoint) -> Decoder:
-    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
-    decoder.dequantize_(torch.float32)
-    return decoder
+    check_blocks(blocks)
+    return blocks

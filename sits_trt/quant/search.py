@@ -27,7 +27,7 @@ from sits_trt.errors import QuantizationError
 from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
 from sits_trt.quant.plan import plan_formats
-from sits_trt.quant.streams import BlockRunner, Streams
+from sits_trt.quant.streams import BlockRunner, Streams, layer_tensors
 from sits_trt.recipe.schema import QuantizationSection
 
 Progress = Callable[[int, int, str], None]
@@ -65,7 +65,7 @@ def search_scales(
         progress(streams.layer, total, f"layer {streams.layer}: search on {sum(streams.lengths)} tokens")
         index = streams.layer
         result = LayerSearch(
-            checkpoint.spec, _layer_tensors(checkpoint, index), formats, section, streams, runner
+            checkpoint.spec, layer_tensors(checkpoint, index), formats, section, streams, runner
         ).run()  # fmt: skip
         _save_layer(out_dir, index, result)
         if streams.layer < total:
@@ -99,11 +99,6 @@ def read_costs(scales_dir: Path) -> dict[str, Any]:
 
 def _layer_path(directory: Path, index: int) -> Path:
     return directory / f"layer-{index:05}.safetensors"
-
-
-def _layer_tensors(checkpoint: Checkpoint, index: int) -> dict[str, Tensor]:
-    prefix = f"model.layers.{index}."
-    return {name: checkpoint[name] for name in checkpoint if name.startswith(prefix)}
 
 
 def _save_layer(directory: Path, index: int, result: LayerResult) -> None:

@@ -66,6 +66,19 @@ class BlockRunner:
 
     def attended(self, layer: DecoderLayer, x: Tensor) -> Tensor:
         """Return the input of `o` for the residual stream x [tokens, hidden] of one block."""
+        return layer.attended(x, *self._places(x))
+
+    def run(self, layer: DecoderLayer, x: Tensor) -> Tensor:
+        """Return the residual stream after the layer for x [tokens, hidden] of one block."""
+        after: Tensor = layer(x, *self._places(x))
+        return after
+
+    def _places(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         none_before = torch.zeros(1, dtype=torch.int32)
-        starts = torch.tensor([0, len(x)], dtype=torch.int32)
-        return layer.attended(x, self.pool, self.table, none_before, starts, self.rope)
+        return self.pool, self.table, none_before, torch.tensor([0, len(x)], dtype=torch.int32), self.rope
+
+
+def layer_tensors(checkpoint: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """Return the tensors of decoder layer `index` by canonical name."""
+    prefix = f"model.layers.{index}."
+    return {name: checkpoint[name] for name in checkpoint if name.startswith(prefix)}

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sits_trt.checkpoint import Checkpoint, open_checkpoint
 from sits_trt.errors import QuantizationError
-from sits_trt.models import build_decoder
+from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import block_logits, compare
 from sits_trt.quant import apply_scales, search, search_scales
+from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.streams import Streams
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
 from tests.support.tiny import write_checkpoint
@@ -37,8 +38,8 @@ def quantize(source: Path, recipe: QuantizationSection, root: Path) -> Checkpoin
     return open_checkpoint(root / "quantized")
 
 
-def decoder_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> object:
-    return build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype)
+def decoder_of(checkpoint: Checkpoint) -> Decoder:
+    return build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
 
 
 @pytest.fixture
@@ -73,17 +74,31 @@ def test_the_search_knows_the_model_that_it_writes(
     start = Streams.start
 
     def watched(embedding: Tensor, blocks: list[list[int]]) -> Streams:
-        seen.append(start(embedding, blocks))
-        seen[0].blocks = blocks  # type: ignore[attr-defined]
-        return seen[0]
+        streams = start(embedding, blocks)
+        streams.blocks = blocks  # type: ignore[attr-defined]
+        seen.append(streams)
+        return streams
 
     monkeypatch.setattr(Streams, "start", watched)
     quantized = quantize(source, section(), tmp_path)
     for checkpoint, stream in ((open_checkpoint(source), seen[0].reference), (quantized, seen[0].quantized)):
-        decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
+        decoder = decoder_of(checkpoint)
         for rows, block in zip(seen[0].rows(), seen[0].blocks, strict=True):  # type: ignore[attr-defined]
             expected = decoder.head(decoder.norm(stream[rows]))
             torch.testing.assert_close(block_logits(decoder, block), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_report_streams_what_whole_models_would_say(tmp_path: Path, symmetric: bool, tied: bool) -> None:
+    source = write_checkpoint(tmp_path / "source", dtype=torch.float16, tie_word_embeddings=tied)
+    quantized = quantize(source, section(symmetric=symmetric, scale_recover=tied), tmp_path)
+    blocks = [[(7 * i + 3) % 97 for i in range(length)] for length in (60, 1, 131)]
+    streamed = compare_checkpoints(open_checkpoint(source), quantized, blocks, quiet)
+    whole = compare(decoder_of(open_checkpoint(source)), decoder_of(quantized), blocks)
+    # The same sums in another order; a near tie of two best tokens may fall the other way once.
+    for name, value in whole.to_dict().items():
+        assert streamed.to_dict()[name] == pytest.approx(value, rel=1e-3, abs=1.01 / 192 if "top" in name else 0)
 
 
 def test_the_same_recipe_twice_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
@@ -158,7 +173,7 @@ def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Pat
             assert bool(torch.isfinite(tensor).all()), name
             if name.endswith(".scales"):
                 assert bool((tensor > 0).all()), name
-        decoder = build_decoder(quantized.spec, quantized, quantized.formats, torch.float32)
+        decoder = decoder_of(quantized)
         decoder.dequantize_(torch.float32)
         assert bool((decoder.layers[0].down.weight[3, 32:64] == 0).all())
         assert bool((decoder.layers[1].gate_up.weight[96:] == 0).all())
@@ -176,10 +191,7 @@ def test_b17_short_and_ragged_calibration_texts_do(tiny: Path, tmp_path: Path, c
     assert report["search"]["calibration_tokens"] == characters
     quantized, source = (open_checkpoint(place) for place in (tmp_path / "quantized", tiny))
     other_text = [[(7 * i + 3) % 97 for i in range(60)]]
-    reference, candidate = (
-        build_decoder(some.spec, some, some.formats, torch.float32) for some in (source, quantized)
-    )  # fmt: skip
-    assert compare(reference, candidate, other_text).kl < 0.3
+    assert compare(decoder_of(source), decoder_of(quantized), other_text).kl < 0.3
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
