@@ -64,6 +64,7 @@ class TritonServer:
         self._monitor = threading.Thread(target=self._watch, name="sits-triton-server", daemon=True)
         self._launched = threading.Event()
         self._launch_error: OSError | None = None
+        self._arguments: list[str] = []
         self._stubs: list[Stub] = []
         self._stopping = False
         self.failure = ""
@@ -75,6 +76,7 @@ class TritonServer:
         ready or is not ready after `timeout_s`; nothing is left running then.
         """
         try:
+            self._arguments = self._command()
             self._monitor.start()
             self._launched.wait()
             if self._launch_error is not None:
@@ -146,7 +148,7 @@ class TritonServer:
         try:
             with self.log_path.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *self._command()],
+                    [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *self._arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from sits_trt.serving.server import TritonServer
 from tests.support.server import VOCABULARY, running_server, write_build
 
 MAX_BATCH_SIZE = 24
-MAX_SEQ_TOKENS = 4096
+MAX_SEQ_TOKENS = 16384
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,13 @@ def test_details_come_when_asked_for_and_wanted() -> None:
     assert set(narrow.sent[0][0]) == {"output_text"}
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 class Handle:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -197,6 +206,24 @@ def test_a_reply_that_cannot_be_sent_ends_alone(tmp_path: Path) -> None:
     outbox.close()
     assert handle.cancelled.is_set()
     assert text_of(sound) == ["fine"]
+
+
+def test_a_reply_that_was_given_up_frees_its_ticket_once(tmp_path: Path) -> None:
+    tickets = Tickets()
+    outbox = Outbox(60, tickets, TicketTable(tmp_path / "t", create=True))
+    sink = Sink()
+    sink.broken = True
+    made = reply(sink, ticket=tickets.take())
+    _, receive = opened(outbox, made)
+    outbox.start()
+    receive(event(1))
+    wait_until(lambda: outbox.num_open == 0)
+    receive(event(reason=FinishReason.CANCELLED))
+    outbox.close()
+    assert sink.failed == [("the server could not send the answer", "INTERNAL")]
+    taken = [tickets.take() for _ in range(SLOTS + 1)]
+    assert taken.count(None) == 1
+    assert len({ticket.slot for ticket in taken if ticket}) == SLOTS
 
 
 def test_a_caller_that_has_gone_is_cancelled(tmp_path: Path) -> None:

@@ -135,6 +135,12 @@ def test_a_python_without_shared_library_is_named(monkeypatch: pytest.MonkeyPatc
         find_server()
 
 
+def test_a_python_without_stub_is_named(tmp_path: Path) -> None:
+    (tmp_path / "python_backend_stubs" / "3.8").mkdir(parents=True)
+    with pytest.raises(ServerError, match=r"serves Python 3\.8, not 3\.\d+; use one of these"):
+        Installation(tmp_path / "tritonserver", tmp_path).prepare(tmp_path)
+
+
 class Family:
     """A Triton metric family that keeps the values of its series."""
 

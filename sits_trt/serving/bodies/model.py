@@ -102,6 +102,11 @@ class TritonSink:
         self._lock = threading.Lock()
         self._ended = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the last response has been sent."""
+        return self._ended
+
     def send(self, arrays: Mapping[str, NDArray[Any]], final: bool) -> None:
         self._send(response(arrays), final)
 

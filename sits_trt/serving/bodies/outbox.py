@@ -76,17 +76,27 @@ class Outbox:
             # Sending runs foreign code; its error ends one reply and must not end them all.
             except Exception:
                 logger.exception("a response could not be sent")
-                reply.done = True
-                self._handle(reply).cancel()
+                self._give_up(reply)
             if reply.done:
-                with self._lock:
-                    self._open.pop(reply, None)
-                if reply.ticket is not None:
-                    self._tickets.give_back(reply.ticket)
+                self._forget(reply)
 
-    def _handle(self, reply: Reply) -> Handle:
+    def _give_up(self, reply: Reply) -> None:
+        reply.done = True
         with self._lock:
-            return self._open[reply]
+            handle = self._open.get(reply)
+        if handle is not None:
+            handle.cancel()
+        try:
+            reply.sink.fail("the server could not send the answer", "INTERNAL")
+        except Exception:
+            logger.exception("nor could its caller be told")
+
+    def _forget(self, reply: Reply) -> None:
+        with self._lock:
+            was_open = self._open.pop(reply, None) is not None
+        # Once only: the cancel of a reply that was given up brings another event.
+        if was_open and reply.ticket is not None:
+            self._tickets.give_back(reply.ticket)
 
     def _watch(self) -> None:
         while not self._closing.wait(self._cancel_check_s):

@@ -21,14 +21,7 @@ from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.load import load_executor
 from sits_trt.runtime.request import FinishReason, Request, SamplingParams
 from sits_trt.serving.bodies.metrics import Metrics
-from sits_trt.serving.bodies.model import (
-    Settings,
-    TritonSink,
-    arrays_of,
-    metric_family,
-    parameters_of,
-    pick,
-)
+from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, metric_family, parameters_of, pick
 from sits_trt.serving.bodies.outbox import Outbox
 from sits_trt.serving.bodies.reply import Reply
 from sits_trt.serving.bodies.request import Defaults, read_request
@@ -75,8 +68,10 @@ class TritonPythonModel:
                 self._begin(request, sink)
             except RequestError as error:
                 sink.fail(str(error), "INVALID_ARG")
-            except EngineDead as error:
-                sink.fail(str(error), "UNAVAILABLE")
+            # A caller must hear the end of its request whatever happened.
+            except Exception as error:
+                logger.exception("a request failed at the door")
+                sink.fail(f"the server failed on this request: {error}", "INTERNAL")
 
     def _begin(self, request: Any, sink: TritonSink) -> None:
         arrays = arrays_of(request)
@@ -98,8 +93,8 @@ class TritonPythonModel:
         reply = Reply(asked, wanted, sink, echoed, ticket)
         try:
             self._outbox.open(reply, functools.partial(self._executor.submit, asked.request))
-        except RequestError as error:
-            # A sound request that is refused found no room.
+        except (RequestError, EngineDead) as error:
+            # The request is sound: there is no room for it, or nobody to serve it.
             if ticket is not None:
                 self._tickets.give_back(ticket)
             sink.fail(str(error), "UNAVAILABLE")
