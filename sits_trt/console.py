@@ -153,6 +153,7 @@ def show_endpoints(console: Console, build: Path, endpoints: Endpoints, file: Pa
         f'ask it: sits-trt generate --build {build} --url {endpoints.grpc} "Hello"', markup=False, soft_wrap=True
     )
     if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(file.name + ".partial")
         partial.write_text(json.dumps(urls) + "\n", encoding="utf-8")
         os.replace(partial, file)

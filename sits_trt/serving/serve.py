@@ -61,9 +61,10 @@ def serve_until_stopped(
     progress: Progress = lambda done, total, what: None,
     log_path: Path | None = None,
 ) -> int:
-    """Serve a build until SIGINT or SIGTERM and return the exit code: 0 for a stop that was asked for.
+    """Serve a build until SIGINT, SIGTERM or SIGHUP and return the exit code: 0 for a stop that was asked for.
 
-    `on_ready` is told the endpoints once every model is ready. A second signal kills the server at once.
+    `on_ready` is told the endpoints once every model is ready. A second signal kills the server at once. SIGHUP, the
+    end of the terminal, is left ignored where it is, as under nohup.
     Must run in the main thread. Raises ServerError when the server ends by itself.
     """
     asked = threading.Event()
@@ -76,7 +77,10 @@ def serve_until_stopped(
             running[0].kill()
         asked.set()
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         with serve(build_dir, section, progress, log_path) as server:
             running.append(server)

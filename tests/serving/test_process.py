@@ -75,7 +75,7 @@ def server_of(parent: int) -> int:
     return int(found.stdout)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_server_in_order(number: signal.Signals, child: subprocess.Popen[str]) -> None:
     """A request in flight ends with what it has and a reason; the exit code is 0; nothing is left."""
     assert child.stdout is not None
@@ -101,9 +101,24 @@ def test_no_process_outlives_a_parent_that_is_killed(child: subprocess.Popen[str
     assert child.stdout is not None
     child.stdout.readline()
     server = server_of(child.pid)
-    assert len(living(server)) == 5
+    assert len(living(server)) == 6, "the server, its guard and four stubs"
     child.kill()
     wait_for(lambda: living(server) == [], "the server and its stubs gone", timeout_s=30)
+
+
+def test_no_stub_outlives_a_parent_that_is_killed_while_they_start(child: subprocess.Popen[str]) -> None:
+    """The server ends without them then, and they would wait for it for ever."""
+    wait_for(lambda: _started(child.pid) and find_stubs(server_of(child.pid)) != [], "the first stubs", timeout_s=30)
+    server = server_of(child.pid)
+    child.kill()
+    wait_for(lambda: living(server) == [], "the server and its stubs gone", timeout_s=20)
+
+
+def _started(parent: int) -> bool:
+    return (
+        subprocess.run(["pgrep", "-P", str(parent), "-x", "tritonserver"], capture_output=True, check=False).stdout
+        != b""
+    )
 
 
 def test_no_stub_outlives_a_server_that_is_killed(light_build: Path) -> None:
