@@ -55,9 +55,9 @@ def run_sweep(builds: Sequence[Path], section: SweepSection, out_dir: Path, prog
         for index in range(len(infos)):
             sweep.measure(index, parts)
             sweep.show_done(index + 1)
-            write_report(sweep.result(), partial)
+            result = sweep.result()
+            write_report(result, partial)
         parts.drop_unused()
-        result = sweep.result()
         details["builds"] = {build.info.name: build.status.value for build in result.builds}
     return result
 
