@@ -16,6 +16,8 @@ from sits_trt.recipe.skus import SKUS, Sku
 RTX_REFUSES = {90}
 """Architectures whose engines TensorRT for RTX builds but refuses to load."""
 
+PROGRAM_TIMEOUT_S = 20.0
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -96,11 +98,16 @@ def _version(distribution: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Return a program's output, None where it is missing or fails."""
+    """Return a program's output, None where it is missing, fails or hangs, as nvidia-smi does on a broken driver."""
     path = shutil.which(command[0])
     if path is None:
         return None
-    done = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=20, check=False)
+    try:
+        done = subprocess.run(
+            [path, *command[1:]], capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
     return done.stdout if done.returncode == 0 else None
 
 
