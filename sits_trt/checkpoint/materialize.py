@@ -9,6 +9,7 @@ from typing import Any
 
 from sits_trt.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from sits_trt.checkpoint.shard_writer import ShardWriter
+from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.errors import CheckpointError
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -24,7 +25,8 @@ def materialize(
 
     The result is a plain Hugging Face directory that transformers loads: config.json, generation_config.json,
     model*.safetensors, tokenizer files and chat template. `dtype` is 'float16', 'bfloat16' or 'float32'.
-    Raises CheckpointError for a bad source, for a weight that float16 cannot hold, and where `out_dir` is the source.
+    Raises CheckpointError for a bad source, a tokenizer that cannot be read, a weight that
+    float16 cannot hold, and where `out_dir` is the source.
     """
     import torch
 
@@ -37,6 +39,8 @@ def materialize(
     target: torch.dtype = getattr(torch, dtype)
     out_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.save_tokenizer(out_dir)
+    # A damaged one ends the first stage, not the server at the end of the line.
+    load_tokenizer(out_dir)
     writer = ShardWriter(out_dir)
     names = checkpoint.stored_names
     for done, name in enumerate(names):

@@ -240,6 +240,12 @@ class TestMaterialize:
             write_quantized(single, open_checkpoint(single), {}.items(), {})
         assert {path.name: path.read_bytes() for path in single.iterdir()} == before
 
+    @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+    def test_a_damaged_tokenizer(self, single: Path, tmp_path: Path, name: str) -> None:
+        (single / name).write_text("[]")
+        with pytest.raises(CheckpointError, match=name):
+            materialize(single, tmp_path / "out", "float16")
+
     def test_values_that_float16_cannot_hold(self, single: Path, tmp_path: Path) -> None:
         edit_tensors(single, lambda tensors: tensors["model.norm.weight"].fill_(1e5))
         with pytest.raises(CheckpointError, match=r"model.norm.weight.*overflows float16.*bfloat16"):
