@@ -36,6 +36,7 @@ class Tokenizer:
         self._special = dict(special)
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.longest_token_chars: int = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         self.bos_token_id: int | None = self._first("bos_token", token_ids)
         self.pad_token_id: int | None = self._first("pad_token", token_ids)
         byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]

@@ -62,7 +62,7 @@ def _preprocessing(paths: RepositoryPaths, serving: ServingSection) -> ModelConf
         wire.PREPROCESSING,
         wire.PREPROCESSING_INPUTS,
         wire.PREPROCESSING_OUTPUTS,
-        {"tokenizer_dir": paths.tokenizer, "add_special_tokens": "true"},
+        {"tokenizer_dir": paths.tokenizer, "add_special_tokens": "true", "gpt_model_path": paths.engine},
         instances=serving.preprocessing_instances,
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sits_trt.errors import RequestError
 from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.load import load_executor
 from sits_trt.runtime.request import Request, SamplingParams, join_events
@@ -87,3 +89,14 @@ def test_a_chat_prompt_has_its_special_tokens_once(tiny_build: Path, tiny_server
     assert asked["prompt"] == "system: be brief\nuser: hi\nassistant: "
     answer = generate(tiny_server.endpoints.grpc, max_tokens=3, **asked)
     assert answer.prompt_tokens == len(asked["prompt"])
+
+
+@pytest.mark.parametrize("model", TEXT_MODELS)
+def test_b30_a_text_beyond_all_bounds_is_refused_at_once(model: str, tiny_server: TritonServer) -> None:
+    """Eight million characters took 25 s to be cut into tokens, and every other prompt waited for them."""
+    url = tiny_server.endpoints.grpc
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="8000000 characters"):
+        generate(url, "word " * 1_600_000, 3, model=model, timeout_s=60)
+    assert generate(url, "hello", 3, model=model, end_id=-1, timeout_s=60).output_tokens == 3
+    assert time.monotonic() - began < 10

@@ -9,10 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sits_trt import wire
+from sits_trt.artifacts import read_manifest
 from sits_trt.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sits_trt.contract import EngineDetails
 from sits_trt.errors import RequestError
 from sits_trt.serving.bodies.model import Settings, arrays_of, failure, int32, pick, response
+from sits_trt.serving.bodies.prompt_size import max_prompt_chars, refuse_longer
 from sits_trt.serving.bodies.tensors import Arrays, one, pack_word_ids, texts
+
+_WORD_LISTS = {"list of bad words": "BAD_WORDS_DICT", "list of stop words": "STOP_WORDS_DICT"}
 
 
 class TritonPythonModel:
@@ -20,22 +25,33 @@ class TritonPythonModel:
         settings = Settings(args)
         self._tokenizer = load_tokenizer(settings.path("tokenizer_dir"))
         self._add_special_tokens = settings.flag("add_special_tokens")
+        engine = settings.path("gpt_model_path")
+        limits = EngineDetails.from_dict(read_manifest(engine, "engine").details, engine).limits
+        self._max_chars = max_prompt_chars(self._tokenizer, limits.max_seq_tokens)
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         responses = []
         for request in requests:
             try:
-                outputs = preprocess(arrays_of(request), self._tokenizer, self._add_special_tokens)
+                outputs = preprocess(arrays_of(request), self._tokenizer, self._add_special_tokens, self._max_chars)
                 responses.append(response(pick(outputs, request.requested_output_names())))
             except RequestError as error:
                 responses.append(failure(str(error), "INVALID_ARG"))
         return responses
 
 
-def preprocess(arrays: Arrays, tokenizer: Tokenizer, add_special_tokens: bool) -> dict[str, NDArray[Any]]:
-    """Return the output tensors. A prompt may be empty where the tokenizer adds a token of its own."""
+def preprocess(
+    arrays: Arrays, tokenizer: Tokenizer, add_special_tokens: bool, max_chars: int
+) -> dict[str, NDArray[Any]]:
+    """Return the output tensors. A prompt may be empty where the tokenizer adds a token of its own.
+
+    Raises RequestError, without tokenizing it, for a text of more than `max_chars` characters: no engine step could
+    take it, and every other request would wait while it is cut into tokens.
+    """
     asked = one(arrays, "ADD_SPECIAL_TOKENS")
     prompt = "".join(_texts(arrays, "QUERY"))
+    words = {what: "".join(_texts(arrays, name)) for what, name in _WORD_LISTS.items()}
+    refuse_longer({"prompt": prompt, **words}, max_chars)
     ids = tokenizer.encode(prompt, add_special_tokens if asked is None else asked)
     end_id, pad_id = one(arrays, "END_ID"), one(arrays, "PAD_ID")
     if end_id is None:
