@@ -82,7 +82,8 @@ def test_streamed_text_joined_is_the_whole_text_for_all_at_once(
     def joined(prompt: str) -> str:
         parts = list(stream(server.endpoints.grpc, prompt, TOKENS, model=model, timeout_s=240))
         assert [part.finish_reason for part in parts if part.finish_reason] in (["length"], ["stop"])
-        assert all("�" not in part.text for part in parts)
+        # The last token of 64 may be one of several that make a character, and nothing follows it.
+        assert all("\ufffd" not in part.text for part in parts[:-1])
         return "".join(part.text for part in parts)
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
