@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sits_trt import wire
 from sits_trt.errors import RequestError
 from sits_trt.serving.client import Part, chat_prompt, stream, tokenizer_of
 
@@ -41,8 +42,9 @@ def answer(question: Question, build: Path | None, url: str | None) -> Iterator[
         prompt, special = chat["prompt"], chat["add_special_tokens"]
     if url is not None:
         yield from stream(
-            url, prompt, question.max_tokens, temperature=question.temperature, top_k=question.top_k or None,
-            top_p=question.top_p, seed=question.seed, stop_words=question.stop or None, add_special_tokens=special,
+            url, prompt, question.max_tokens, model=wire.ENSEMBLE, temperature=question.temperature,
+            top_k=question.top_k or None, top_p=question.top_p, seed=question.seed, stop_words=question.stop or None,
+            add_special_tokens=special,
         )  # fmt: skip
         return
     assert build is not None
