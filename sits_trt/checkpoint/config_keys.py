@@ -14,6 +14,7 @@ _BOOKKEEPING = frozenset({
     "is_llama_config", "attn_implementation", "license", "language", "return_dict", "use_return_dict",
     "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate", "use_cache",
     "cache_implementation", "tf_legacy_loss", "chunk_size_feed_forward", "pretraining_tp", "sep_token_id",
+    "unk_token_id", "mask_token_id", "cls_token_id",
     "decoder_start_token_id", "remove_invalid_values", "model_max_length", "max_sequence_length",
     "max_seq_len", "max_seq_length", "seq_length", "bos_token", "eos_token", "pad_token",
     "model_parallel", "use_flash_attn",

@@ -26,6 +26,11 @@ def test_b04_head_dim_is_read_or_the_familys_default() -> None:
     assert spec("Qwen3ForCausalLM", head_dim=...).head_dim == 128
 
 
+@pytest.mark.parametrize("key", ["unk_token_id", "sep_token_id", "mask_token_id", "cls_token_id"])
+def test_ids_of_tokens_that_no_layer_reads_are_passed_over(key: str) -> None:
+    assert spec(**{key: 3}) == spec()
+
+
 def test_kv_heads_left_out() -> None:
     assert spec(num_key_value_heads=...).num_kv_heads == 4
     large = {"num_attention_heads": 32, "hidden_size": 512}
