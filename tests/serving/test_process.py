@@ -44,7 +44,8 @@ sys.exit(code)
 def light_build(null_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build whose repository holds the two models that load no torch: its server starts in a second."""
     build = tmp_path_factory.mktemp("light") / "build"
-    shutil.copytree(null_build / "checkpoint", build / "checkpoint")
+    for stage in ("checkpoint", "engine"):
+        shutil.copytree(null_build / stage, build / stage)
     for model in ("preprocessing", "postprocessing"):
         shutil.copytree(null_build / "repository" / model, build / "repository" / model)
     return build
@@ -83,7 +84,7 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals, child: subpr
     server = server_of(child.pid)
     names = [stub.shared_memory for stub in find_stubs(server)]
     assert len(names) == len(shared_memory(names)) == 4
-    parts = stream(url, "long", 4000, end_id=-1)
+    parts = stream(url, "long", 16000, end_id=-1)
     next(parts)
     reasons: list[str] = []
     reader = threading.Thread(target=lambda: reasons.extend(part.finish_reason for part in parts))
@@ -148,7 +149,7 @@ def test_b33_a_dead_python_process_ends_the_server_and_is_named(null_build: Path
 
     def ask(server: TritonServer) -> None:
         try:
-            list(stream(server.endpoints.grpc, "in flight", 4000, end_id=-1))
+            list(stream(server.endpoints.grpc, "in flight", 16000, end_id=-1))
         except SitsError as error:
             errors.append(error)
 
