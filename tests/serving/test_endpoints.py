@@ -114,7 +114,7 @@ def test_b50_a_megabyte_of_text_arrives_whole(null_server: TritonServer) -> None
     sentence = f"the prompt has {len(text)} characters, but this engine's tokens hold at most"
     with pytest.raises(RequestError, match=sentence):
         generate(null_server.endpoints.grpc, text, 5)
-    status, found = http_generate(null_server, "ensemble", text_input=text, max_tokens=5)
+    status, found = http_generate(null_server, "tensorrt_llm_bls", text_input=text, max_tokens=5)
     assert status == 400
     assert sentence in found["error"]
 

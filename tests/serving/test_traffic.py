@@ -90,7 +90,7 @@ def test_a_cancelled_request_frees_its_tiles(model: str, null_server: TritonServ
 def test_a_caller_that_waits_for_a_whole_answer_and_leaves_frees_its_tiles(null_server: TritonServer) -> None:
     cancelled = metrics(null_server)["sits_requests_total[cancelled]"]
     with pytest.raises(RequestError, match="was not complete within"):
-        generate(null_server.endpoints.grpc, "too long", LONG, timeout_s=0.5, **ENDLESS)
+        generate(null_server.endpoints.grpc, "too long", LONG, model="tensorrt_llm_bls", timeout_s=0.5, **ENDLESS)
     wait_until_idle(null_server)
     assert metrics(null_server)["sits_requests_total[cancelled]"] == cancelled + 1
 

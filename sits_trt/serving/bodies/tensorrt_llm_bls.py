@@ -7,6 +7,7 @@ ensemble it hears of a client that has gone, and cancels the executor's part.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import uuid
@@ -21,6 +22,7 @@ from sits_trt import wire
 from sits_trt.errors import RequestError
 from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, parameters_of, tensors
 from sits_trt.serving.bodies.request import refuse_unknown, wanted_timeout_us
+from sits_trt.serving.find_server import bls_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s %(name)s: %(message)s")
         self._executor_model = Settings(args).text("tensorrt_llm_model_name")
+        self._refusal = bls_refusal(os.environ, sys.version_info[:2])
         self._lock = threading.Lock()
         self._open: dict[str, TritonSink] = {}
         self._closing = threading.Event()
@@ -40,6 +43,9 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         for request in requests:
             arguments = (request, TritonSink(request))
+            if self._refusal:
+                arguments[1].fail(self._refusal, "UNSUPPORTED")
+                continue
             threading.Thread(target=self._answer, args=arguments, name="sits-bls", daemon=True).start()
 
     def _answer(self, request: Any, sink: TritonSink) -> None:
