@@ -11,10 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from sits_trt.recipe.skus import SKUS, Sku
+from sits_plugins.tensorrt_flavours import FLAVOURS
 
-RTX_REFUSES = {90}
-"""Architectures whose engines TensorRT for RTX builds but refuses to load."""
+from sits_trt.recipe.skus import SKUS, Sku
 
 PROGRAM_TIMEOUT_S = 20.0
 
@@ -50,7 +49,7 @@ class Report:
             return (self.torch is not None, "eager" if self.torch else "torch is not installed")
         if self.tensorrt and any(gpu.sm == sku.sm for gpu in self.gpus):
             return True, "tensorrt"
-        if sku.sm in RTX_REFUSES:
+        if sku.sm not in FLAVOURS["tensorrt-rtx"].sms:
             return (self.torch is not None, "cuda" if self.torch else "torch is not installed")
         if self.tensorrt_rtx:
             return True, "tensorrt-rtx"
