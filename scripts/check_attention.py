@@ -17,9 +17,10 @@ from sits_plugins.launch import BundleLauncher
 
 from sits_trt.kernels.attention import KernelAttention
 from sits_trt.ops.attention import tiled_attention
-from sits_trt.ops.kv_quant import dequantize_kv, pool_shapes, quantize_kv, quantized_tiled_attention
+from sits_trt.ops.kv_pool import allocate_pool
+from sits_trt.ops.kv_quant import dequantize_kv, quantize_kv, quantized_tiled_attention
 from sits_trt.ops.rope import rope_table
-from sits_trt.spec import RopeSpec
+from sits_trt.spec import RopeSpec, TileSpec
 
 
 @dataclass
@@ -50,16 +51,12 @@ def make_step(
     tiles = torch.randperm(sum(needed) + 1).int()
     for row, (count, end) in enumerate(zip(needed, accumulate(needed), strict=True)):
         table[row, :count] = tiles[end - count : end]
-    shape = (len(tiles), layers, 2, heads[1], tile, dim)
-    scales = None
-    if kv_dtype in ("float16", "bfloat16"):
-        pool = torch.empty(shape, dtype=getattr(torch, kv_dtype), device="cuda").normal_()
+    pool, scales = allocate_pool(TileSpec(layers, heads[1], dim, tile, kv_dtype), len(tiles), "cuda")
+    if scales is None:
+        pool.normal_()
     else:
-        code_shape, scale_shape, code_dtype = pool_shapes(kv_dtype, shape)
-        pool = torch.empty(code_shape, dtype=code_dtype, device="cuda")
-        scales = torch.empty(scale_shape, dtype=torch.float16, device="cuda")
         for index in range(len(tiles)):
-            pool[index], scales[index] = quantize_kv(torch.randn(shape[1:], device="cuda"), kv_dtype)
+            pool[index], scales[index] = quantize_kv(torch.randn(*scales.shape[1:], dim, device="cuda"), kv_dtype)
     poisoned = pool if scales is None else scales
     for row, context in enumerate(contexts if poison else []):
         for index in range(context // tile, needed[row]):

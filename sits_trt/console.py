@@ -98,7 +98,7 @@ class StageLines:
         self.rebuilt = 0
         console.print(
             f"{recipe.name}: {recipe.model.source} for {recipe.target.sku}, {recipe.quantization.scheme}, "
-            f"engine {recipe.engine.backend}",
+            f"KV cache {recipe.kv_cache.dtype}, engine {recipe.engine.backend}",
             markup=False,
         )
 

@@ -103,15 +103,22 @@ class EngineDetails:
 
 
 def bindings(model: ModelSpec, tile: TileSpec) -> tuple[Binding, ...]:
-    """Return every binding of a decoder engine, inputs first, in the order of the graph's arguments."""
+    """Return every binding of a decoder engine, inputs first, in the order of the graph's arguments.
+
+    A coded pool travels as int8, whatever its codes mean: TensorRT passes those bytes on as they are.
+    """
     pool: tuple[str | int, ...] = ("tiles", *tile.pool_shape(1)[1:])
+    scales: tuple[str | int, ...] = ("tiles", *tile.scales_shape(1)[1:])
+    doc = "scales of kv_pool's rows, written in place"
+    coded = (Binding("kv_scales", "float16", scales, True, doc),) if tile.is_coded else ()
     return (
         Binding("input_ids", "int32", ("tokens",), True, "new tokens of all sequences, back to back"),
-        Binding("kv_pool", tile.kv_dtype, pool, True, "tile pool, written in place"),
+        Binding("kv_pool", "int8" if coded else tile.kv_dtype, pool, True, "tile pool, written in place"),
         Binding("tile_table", "int32", ("batch", "tiles_per_seq"), True, "tile ids of each sequence, padded with 0"),
         Binding("context_lens", "int32", ("batch",), True, "tokens of each sequence already in the pool"),
         Binding("query_starts", "int32", ("batch_plus_1",), True, "start of each sequence in input_ids, then the end"),
         Binding("logit_indices", "int32", ("outputs",), True, "positions in input_ids whose logits are wanted"),
+        *coded,
         Binding("logits", "float32", ("outputs", model.vocab_size), False, "next-token logits of those positions"),
     )
 

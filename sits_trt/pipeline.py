@@ -24,7 +24,7 @@ from sits_trt.artifacts import (
     writing,
 )
 from sits_trt.contract import EngineLimits
-from sits_trt.planning import plan_limits
+from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
 from sits_trt.recipe.skus import Sku, find_sku
 from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
@@ -80,6 +80,7 @@ class BuildLine:
         self.recipe, self.report = recipe, report
         self.layout = BuildDirectory(directory)
         self.sku: Sku = find_sku(recipe.target.sku)
+        check_kv_cache(recipe.kv_cache, self.sku)
         self.made: dict[str, str] = {}
 
     def run(self) -> Iterator[StageResult]:
@@ -129,7 +130,7 @@ class BuildLine:
         return ModelSpec.from_dict(read_manifest(self.layout.checkpoint, "checkpoint").details["model"])
 
     def _tile(self) -> TileSpec:
-        return TileSpec.of(self._model(), self.recipe.kv_cache.tile_tokens, self.recipe.kv_cache.dtype)
+        return TileSpec.of(self._model(), self.recipe.kv_cache.tile_tokens, self.recipe.kv_cache.pool_dtype)
 
     def _limits(self) -> EngineLimits:
         quantization = self.recipe.quantization

@@ -18,6 +18,19 @@ def weight_bytes(model: ModelSpec, bits_per_weight: float) -> int:
     return int(linears * bits_per_weight / 8 + tables * 2)
 
 
+FP8_SM = 89
+"""The first architecture with FP8 conversions, which the kernels for FP8 pools need."""
+
+
+def check_kv_cache(kv_cache: KvCacheSection, sku: Sku) -> None:
+    """Raise RecipeError where the kernels for `sku` have no pool of this type."""
+    if kv_cache.dtype == "fp8" and sku.sm is not None and sku.sm < FP8_SM:
+        raise RecipeError(
+            f"fp8 needs SM {FP8_SM / 10} and {sku.name} has SM {sku.sm / 10}; use int8, which takes the same memory",
+            "kv_cache.dtype",
+        )
+
+
 def plan_limits(
     model: ModelSpec,
     tile: TileSpec,

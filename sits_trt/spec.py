@@ -10,7 +10,12 @@ from typing import Any
 FULL_ATTENTION = 0
 """Window value of a layer that attends to everything before it."""
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3": 1, "int32": 4, "int64": 8}
+DTYPE_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "float8_e4m3": 1, "int32": 4, "int64": 8,
+}  # fmt: skip
+
+CODED_KV_DTYPES = ("int8", "float8_e4m3", "int4")
+"""Types of a KV pool whose rows are codes with one float16 scale per token and head (`ops.kv_quant`)."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,8 @@ class TileSpec:
     """Geometry of the KV pool. A tile holds `tile_tokens` tokens of one KV head, K and V apart.
 
     The pool is [tiles, layers, 2, kv_heads, tile_tokens, head_dim]: everything that one logical
-    tile holds lies in one contiguous piece.
+    tile holds lies in one contiguous piece. A pool of one of CODED_KV_DTYPES has a second pool beside it, of
+    float16 scales, of the same geometry without head_dim; INT4 codes lie two in a byte.
     """
 
     num_layers: int
@@ -164,12 +170,25 @@ class TileSpec:
         return cls(model.num_layers, model.num_kv_heads, model.head_dim, tile_tokens, kv_dtype)
 
     def pool_shape(self, num_tiles: int) -> tuple[int, ...]:
-        return (num_tiles, self.num_layers, 2, self.num_kv_heads, self.tile_tokens, self.head_dim)
+        """Shape of the pool in elements as they are stored: bytes of two codes for INT4."""
+        row = self.head_dim // 2 if self.kv_dtype == "int4" else self.head_dim
+        return (*self.scales_shape(num_tiles), row)
+
+    def scales_shape(self, num_tiles: int) -> tuple[int, ...]:
+        """Shape of the scales of a coded pool: one for each row of the pool."""
+        return (num_tiles, self.num_layers, 2, self.num_kv_heads, self.tile_tokens)
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the pool holds codes and has a pool of scales beside it."""
+        return self.kv_dtype in CODED_KV_DTYPES
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of one logical tile: all layers, K and V, all heads."""
-        return prod(self.pool_shape(1)) * DTYPE_BYTES[self.kv_dtype]
+        """Bytes of one logical tile: all layers, K and V, all heads, and their scales where there are some."""
+        stored = "uint8" if self.kv_dtype == "int4" else self.kv_dtype
+        scales_bytes = prod(self.scales_shape(1)) * DTYPE_BYTES["float16"] if self.is_coded else 0
+        return prod(self.pool_shape(1)) * DTYPE_BYTES[stored] + scales_bytes
 
     def tiles_for(self, num_tokens: int) -> int:
         """Tiles that hold `num_tokens` tokens of one sequence."""

@@ -117,6 +117,10 @@ def _check(checkpoint: CheckpointLike, tile: TileSpec, limits: EngineLimits) -> 
     expected = TileSpec.of(spec, tile.tile_tokens, tile.kv_dtype)
     if tile != expected:
         raise ExportError(f"the tile is made for another model: this one needs {expected}, got {tile}")
+    if tile.is_coded:
+        raise ExportError(
+            f"the graph has no pool of {tile.kv_dtype}; set kv_cache.dtype=float16 or engine.backend=eager"
+        )
     if limits.max_seq_tokens > spec.max_positions:
         raise ExportError(
             f"sequences of {limits.max_seq_tokens} tokens exceed the model's {spec.max_positions} positions; "

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from sits_trt.errors import CheckpointError
 from sits_trt.models.linear import DenseLinear, W4A16Linear, fuse
 from sits_trt.ops.attention import tiled_attention, tiled_attention_functional
+from sits_trt.ops.kv_pool import code_kind
+from sits_trt.ops.kv_quant import quantized_tiled_attention, quantized_tiled_attention_functional
 from sits_trt.ops.rope import rope_table
 from sits_trt.ops.scale_recover import scale_recover
 from sits_trt.spec import ModelSpec, WeightFormat
@@ -112,20 +114,26 @@ class DecoderLayer(nn.Module):
         return torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1).reshape(qkv.shape)
 
     def attended(
-        self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor
-    ) -> Tensor:
+        self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor,
+        kv_scales: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the input of `o` [tokens, heads * head_dim] for the residual stream x [tokens, hidden]."""
         qkv = self.qkv(self.input_norm(x))
         if self.spec.qk_norm:
             qkv = self._normed_heads(qkv)
         # Left out where there is none: the exported op then has no argument that engines do not know.
         softcap = (self.spec.attention_softcap,) if self.spec.attention_softcap else ()
-        attention = tiled_attention_functional if torch.compiler.is_exporting() else tiled_attention
-        return attention(
-            qkv, kv_pool, tile_table, context_lens, query_starts, table,
-            self.index, self.spec.num_heads, self.spec.num_kv_heads,
-            self.spec.layer_windows[self.index], self.spec.softmax_scale, *softcap,
+        places = (tile_table, context_lens, query_starts, table)
+        numbers = (
+            self.index, self.spec.num_heads, self.spec.num_kv_heads, self.spec.layer_windows[self.index],
+            self.spec.softmax_scale,
         )  # fmt: skip
+        exporting = torch.compiler.is_exporting()
+        if kv_scales is None:
+            attention = tiled_attention_functional if exporting else tiled_attention
+            return attention(qkv, kv_pool, *places, *numbers, *softcap)
+        coded = quantized_tiled_attention_functional if exporting else quantized_tiled_attention
+        return coded(qkv, kv_pool, kv_scales, *places, *numbers, code_kind(kv_pool), *softcap)
 
     def activated(self, x: Tensor) -> Tensor:
         """Return the input of `down` [tokens, intermediate] for the residual stream x [tokens, hidden]."""
@@ -133,9 +141,10 @@ class DecoderLayer(nn.Module):
         return ACTIVATIONS[self.spec.activation](gate) * up
 
     def forward(
-        self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor
-    ) -> Tensor:
-        out = self.o(self.attended(x, kv_pool, tile_table, context_lens, query_starts, table))
+        self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor,
+        kv_scales: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        out = self.o(self.attended(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales))
         x = x + (self.attention_output_norm(out) if self.spec.post_norms else out)
         out = self.down(self.activated(x))
         x = x + (self.mlp_output_norm(out) if self.spec.post_norms else out)
@@ -169,13 +178,14 @@ class Decoder(nn.Module):
         context_lens: Tensor,
         query_starts: Tensor,
         logit_indices: Tensor,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         x = nn.functional.embedding(input_ids, self.embedding)
         if self.spec.embedding_scale != 1:
             x = x * self.spec.embedding_scale
         for index, layer in enumerate(self.layers):
             table = self.second_rope if index in self.spec.second_rope_layers else self.rope
-            x = layer(x, kv_pool, tile_table, context_lens, query_starts, table)
+            x = layer(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales)
         logits = self.head(self.norm(x.index_select(0, logit_indices))).float()
         cap = self.spec.logit_softcap
         return cap * torch.tanh(logits / cap) if cap else logits

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sits_trt.errors import CheckpointError
 from sits_trt.models.decoder import Decoder
+from sits_trt.ops import allocate_pool
 from sits_trt.spec import TileSpec
 
 Progress = Callable[[int, int, str], None]
@@ -59,20 +60,31 @@ class ExactMatch:
 
 
 @torch.inference_mode()
-def block_logits(decoder: Decoder, ids: Sequence[int]) -> Tensor:
-    """Return float32 [len(ids), vocab]: the next-token logits after every token of one block, from an empty cache."""
-    tiles = TileSpec.of(decoder.spec)
+def block_logits(decoder: Decoder, ids: Sequence[int], kv_dtype: str = "") -> Tensor:
+    """Return float32 [len(ids), vocab]: the next-token logits after every token of one block, from an empty cache.
+
+    `kv_dtype` is the type of the KV pool as in TileSpec, by default that of the decoder's own arithmetic. All tokens
+    attend to one another through the pool, so its rounding is in the logits as it is in an answer.
+    """
+    tiles = _tile(decoder, kv_dtype)
     count = tiles.tiles_for(len(ids))
     positions = torch.arange(len(ids), dtype=torch.int32)
+    pool, scales = allocate_pool(tiles, count)
     logits: Tensor = decoder(
         torch.tensor(ids, dtype=torch.int32),
-        torch.zeros(tiles.pool_shape(count), dtype=decoder.embedding.dtype),
+        pool,
         torch.arange(count, dtype=torch.int32)[None],
         torch.zeros(1, dtype=torch.int32),
         torch.tensor([0, len(ids)], dtype=torch.int32),
         positions,
+        scales,
     )
     return logits
+
+
+def _tile(decoder: Decoder, kv_dtype: str) -> TileSpec:
+    own = str(decoder.embedding.dtype).removeprefix("torch.")
+    return TileSpec.of(decoder.spec, kv_dtype=kv_dtype or own)
 
 
 @dataclass
@@ -125,32 +137,45 @@ def check_blocks(blocks: Sequence[Sequence[int]]) -> None:
 
 
 def compare(
-    reference: Decoder, candidate: Decoder, blocks: Sequence[Sequence[int]], progress: Progress = _silent
+    reference: Decoder,
+    candidate: Decoder,
+    blocks: Sequence[Sequence[int]],
+    progress: Progress = _silent,
+    kv_dtype: str = "",
 ) -> Agreement:
     """Run both decoders over blocks of token ids and return how far the candidate is from the reference.
 
-    Memory stays near the two decoders and the logits of one block each. A decoder compared with itself, for its
-    perplexity, runs once. Raises CheckpointError when no block has two tokens.
+    `kv_dtype` is the type of the candidate's KV pool, as in `block_logits`. Memory stays near the two decoders and
+    the logits of one block each. A decoder compared with itself, for its perplexity, runs once. Raises
+    CheckpointError when no block has two tokens.
     """
     check_blocks(blocks)
     sums = AgreementSums()
     for done, block in enumerate(blocks):
         progress(done, len(blocks), "compare with the reference")
         theirs = block_logits(reference, block)
-        sums.add_block(theirs, theirs if candidate is reference else block_logits(candidate, block), block)
+        same = candidate is reference and not kv_dtype
+        sums.add_block(theirs, theirs if same else block_logits(candidate, block, kv_dtype), block)
     progress(len(blocks), len(blocks), "compare with the reference")
     return sums.agreement(candidate.spec.vocab_size)
 
 
 @torch.inference_mode()
 def greedy_tokens(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], tokens: int, progress: Progress = _silent
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    progress: Progress = _silent,
+    kv_dtype: str = "",
 ) -> list[list[int]]:
-    """Return the `tokens` most likely next tokens, one after another, of every prompt; end tokens do not end it."""
-    tiles = TileSpec.of(decoder.spec)
+    """Return the `tokens` most likely next tokens, one after another, of every prompt; end tokens do not end it.
+
+    `kv_dtype` as in `block_logits`.
+    """
+    tiles = _tile(decoder, kv_dtype)
     per_prompt = tiles.tiles_for(max(len(prompt) for prompt in prompts) + tokens)
     count = len(prompts)
-    pool = torch.zeros(tiles.pool_shape(count * per_prompt), dtype=decoder.embedding.dtype)
+    pool, scales = allocate_pool(tiles, count * per_prompt)
     table = torch.arange(count * per_prompt, dtype=torch.int32).reshape(count, per_prompt)
     context = torch.zeros(count, dtype=torch.int32)
     new = [list(prompt) for prompt in prompts]
@@ -161,7 +186,7 @@ def greedy_tokens(
         ends = lengths.cumsum(0, dtype=torch.int32)
         starts = torch.cat((torch.zeros(1, dtype=torch.int32), ends))
         ids = torch.tensor([token for sequence in new for token in sequence], dtype=torch.int32)
-        best = decoder(ids, pool, table, context, starts, ends - 1).argmax(-1).tolist()
+        best = decoder(ids, pool, table, context, starts, ends - 1, scales).argmax(-1).tolist()
         context = context + lengths
         new = [[token] for token in best]
         for answer, token in zip(answers, best, strict=True):
@@ -176,10 +201,16 @@ def exact_match(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     progress: Progress = _silent,
+    kv_dtype: str = "",
 ) -> ExactMatch:
-    """Compare the greedy answers of both decoders, `tokens` tokens for each prompt."""
+    """Compare the greedy answers of both decoders, `tokens` tokens for each prompt.
+
+    `kv_dtype` is the type of the candidate's KV pool, as in `block_logits`.
+    """
     theirs = greedy_tokens(reference, prompts, tokens, lambda done, total, what: progress(done, 2 * total, what))
-    ours = greedy_tokens(candidate, prompts, tokens, lambda done, total, what: progress(total + done, 2 * total, what))
+    ours = greedy_tokens(
+        candidate, prompts, tokens, lambda done, total, what: progress(total + done, 2 * total, what), kv_dtype
+    )
     prefixes = [_common_prefix(a, b) for a, b in zip(theirs, ours, strict=True)]
     return ExactMatch(
         exact_match=sum(length == tokens for length in prefixes) / len(prompts),

@@ -15,13 +15,6 @@ SMALLEST_SCALE = 2.0**-14
 """The smallest normal float16: a row smaller than that rounds to zero instead of dividing by nothing."""
 
 
-def pool_shapes(kind: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
-    """Return (shape of the codes, shape of the float16 scales, dtype of the codes) of an unquantized pool's `shape`."""
-    if kind == "int4":
-        return (*shape[:-1], shape[-1] // 2), shape[:-1], torch.uint8
-    return shape, shape[:-1], torch.int8 if kind == "int8" else torch.float8_e4m3fn
-
-
 def quantize_kv(x: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Return (codes, float16 scales [...]) of rows x [..., head_dim]: code = x / scale, to nearest, ties to even.
 
@@ -46,6 +39,7 @@ def dequantize_kv(codes: Tensor, scales: Tensor, kind: str) -> Tensor:
     return unpacked * scales.float()[..., None]
 
 
+@torch.library.custom_op("sits::quantized_tiled_attention", mutates_args=("kv_pool", "kv_scales"))
 def quantized_tiled_attention(
     qkv: Tensor,
     kv_pool: Tensor,
@@ -60,21 +54,26 @@ def quantized_tiled_attention(
     window: int,
     scale: float,
     kind: str,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """`tiled_attention` over a pool of codes and its scales (`pool_shapes`), both written in place.
+    """`tiled_attention` over a pool of codes and its scales (`kv_pool.allocate_pool`), both written in place.
 
-    New tokens attend to themselves as later tokens will: through their codes. Other arguments and the result
-    are those of `tiled_attention`; arithmetic is float32.
+    `kind` is one of LARGEST_CODE. New tokens attend to themselves as later tokens will: through their codes. Other
+    arguments, the result and the arithmetic are those of `tiled_attention`; codes are chosen in float32.
     """
     tokens, tile_tokens = qkv.shape[0], kv_pool.shape[-2]
-    dim = kv_pool.shape[-1] * (2 if kind == "int4" else 1)
+    dim = rope_table.shape[-1]
+    exact = torch.float64 if qkv.dtype == torch.float64 else torch.float32
     sequence, position = _token_places(tile_table, context_lens, query_starts, tokens)
-    q, k, v = qkv.reshape(tokens, -1, dim).float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    rows = rope_table[position]
+    q, k, v = qkv.reshape(tokens, -1, dim).to(exact).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    rows = rope_table.to(exact)[position]
     q, k = apply_rope(q, rows), apply_rope(k, rows)
     tiles, offsets = tile_table[sequence, position // tile_tokens].long(), position % tile_tokens
+    pool_bytes = kv_pool.view(torch.uint8)  # torch indexes few devices' FP8 tensors
     for side, new in ((0, k), (1, v)):
-        kv_pool[tiles, layer, side, :, offsets], kv_scales[tiles, layer, side, :, offsets] = quantize_kv(new, kind)
+        codes, scales = quantize_kv(new, kind)
+        pool_bytes[tiles, layer, side, :, offsets] = codes.view(torch.uint8)
+        kv_scales[tiles, layer, side, :, offsets] = scales
     out = qkv.new_empty(tokens, num_heads * dim)
     starts, contexts = query_starts.tolist(), context_lens.tolist()
     for index, context in enumerate(contexts):
@@ -84,10 +83,75 @@ def quantized_tiled_attention(
         total = context + end - begin
         used = tile_table[index, : -(-total // tile_tokens)].long()
         keys, values = (
-            dequantize_kv(kv_pool[used, layer, side], kv_scales[used, layer, side], kind)
+            dequantize_kv(pool_bytes[used, layer, side].view(kv_pool.dtype), kv_scales[used, layer, side], kind)
             .permute(1, 0, 2, 3)
             .reshape(num_kv_heads, -1, dim)[:, :total]
+            .to(exact)
             for side in (0, 1)
         )
-        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale).to(out.dtype)
+        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale, softcap).to(out.dtype)
     return out
+
+
+@quantized_tiled_attention.register_fake
+def _(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+    kind: str,
+    softcap: float = 0.0,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], num_heads * rope_table.shape[-1])
+
+
+@torch.library.custom_op("sits::quantized_tiled_attention_functional", mutates_args=())
+def quantized_tiled_attention_functional(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+    kind: str,
+    softcap: float = 0.0,
+) -> Tensor:
+    """The twin that graphs are exported with, as `tiled_attention_functional`."""
+    return quantized_tiled_attention(
+        qkv, kv_pool.clone(), kv_scales.clone(), tile_table, context_lens, query_starts, rope_table,
+        layer, num_heads, num_kv_heads, window, scale, kind, softcap,
+    )  # fmt: skip
+
+
+@quantized_tiled_attention_functional.register_fake
+def _(
+    qkv: Tensor,
+    kv_pool: Tensor,
+    kv_scales: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    layer: int,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+    kind: str,
+    softcap: float = 0.0,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], num_heads * rope_table.shape[-1])

@@ -100,11 +100,19 @@ class KvCacheSection(Section):
     """The tiled KV cache."""
 
     tile_tokens: Literal[16, 32, 64, 128] = 64
-    dtype: Literal["float16"] = "float16"
+    dtype: Literal["float16", "int8", "fp8", "int4"] = "float16"
+    """Type of keys and values in the pool; all but float16 are codes with one scale per token and head.
+
+    fp8 (e4m3) takes as much memory as int8 and is less exact; on a GPU it needs SM 8.9 or later."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Part of the memory that is free after loading the engine which the pool takes on a GPU."""
     max_tiles: PositiveInt | None = None
     """Upper bound of the pool; on a CPU the pool's size, where unset it holds serving.max_batch_size full sequences."""
+
+    @property
+    def pool_dtype(self) -> str:
+        """The type of the pool as `spec.TileSpec` calls it."""
+        return "float8_e4m3" if self.dtype == "fp8" else self.dtype
 
 
 class ServingSection(Section):

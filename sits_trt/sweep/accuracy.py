@@ -1,4 +1,4 @@
-"""Accuracy of a build's checkpoint against its fp16 one, kept beside the build until either of them changes."""
+"""Accuracy of a build against its fp16 model, kept beside the build until weights or KV cache change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare, exact_match
 from sits_trt.models.threads import leave_a_core
-from sits_trt.recipe.schema import AccuracySection
+from sits_trt.recipe.schema import AccuracySection, KvCacheSection
+from sits_trt.spec import CODED_KV_DTYPES
 from sits_trt.sweep.builds import weights_directory
 from sits_trt.sweep.result import Accuracy, BuildInfo
 
@@ -31,43 +32,53 @@ Progress = Callable[[int, int, str], None]
 def measure_accuracy(info: BuildInfo, section: AccuracySection, progress: Progress) -> Accuracy:
     """Return the accuracy of a build, from its own folder when it was measured before with the same inputs.
 
-    Both models are evaluated in float32 by the reference decoder on the CPU, INT4 layers dequantized once.
+    Both models are evaluated in float32 by the reference decoder on the CPU, INT4 layers dequantized once. A quantized
+    KV cache takes part; one of float16 is left out, as it rounds no more than the activations of any fp16 engine do.
     `progress` counts to 100 over all of it. Raises SitsError where a checkpoint or text cannot be read.
     """
     layout = BuildDirectory(Path(info.directory))
-    manifest = _manifest(layout, info.quantized, section)
+    manifest = _manifest(layout, info, section)
     if not is_current(layout.accuracy, KIND, manifest.fingerprint):
         with writing(layout.accuracy, manifest) as (partial, _):
-            found = _measure(layout.checkpoint, weights_directory(info), section, progress)
+            found = _measure(layout.checkpoint, weights_directory(info), section, progress, _coded_kv(info))
             (partial / FILE_NAME).write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
     progress(100, 100, "accuracy")
     return Accuracy(**json.loads((layout.accuracy / FILE_NAME).read_text(encoding="utf-8")))
 
 
-def _manifest(layout: BuildDirectory, quantized: bool, section: AccuracySection) -> Manifest:
+def _coded_kv(info: BuildInfo) -> str:
+    """Return the type of a quantized KV pool as TileSpec calls it, '' where the pool is not quantized."""
+    pool_dtype = KvCacheSection.model_validate({"dtype": info.kv_dtype}).pool_dtype
+    return pool_dtype if pool_dtype in CODED_KV_DTYPES else ""
+
+
+def _manifest(layout: BuildDirectory, info: BuildInfo, section: AccuracySection) -> Manifest:
     inputs = {"checkpoint": read_manifest(layout.checkpoint, "checkpoint").fingerprint}
-    if quantized:
+    if info.quantized:
         inputs["quantized"] = read_manifest(layout.quantized, "quantized").fingerprint
     inputs["text"] = text_digest(section.text)
     tools = {"sits-trt": __version__} | tool_versions("torch")
-    identity = {"kind": KIND, "settings": section.model_dump(mode="json"), "inputs": inputs, "tools": tools}
+    settings = section.model_dump(mode="json") | {"kv_dtype": _coded_kv(info)}
+    identity = {"kind": KIND, "settings": settings, "inputs": inputs, "tools": tools}
     return Manifest(KIND, fingerprint(identity), inputs, tools)
 
 
-def _measure(reference_dir: Path, weights_dir: Path, section: AccuracySection, progress: Progress) -> Accuracy:
+def _measure(
+    reference_dir: Path, weights_dir: Path, section: AccuracySection, progress: Progress, kv_dtype: str
+) -> Accuracy:
     tokenizer = load_tokenizer(reference_dir)
     blocks = read_blocks(section.text, tokenizer, section.blocks, section.block_tokens, "evaluation")
     prompts = read_blocks(section.text, tokenizer, section.prompts, GREEDY_PROMPT_TOKENS, "evaluation")
     positions = max(section.block_tokens, GREEDY_PROMPT_TOKENS + section.exact_match_tokens)
     progress(0, 100, "loading models")
     reference = _load(reference_dir, positions)
-    if weights_dir == reference_dir:
+    if weights_dir == reference_dir and not kv_dtype:
         alone = compare(reference, reference, blocks, _part(progress, 0, 100, "perplexity"))
         return Accuracy(alone.perplexity, alone.positions)
-    candidate = _load(weights_dir, positions)
-    found = compare(reference, candidate, blocks, _part(progress, 0, 50, "perplexity and KL divergence"))
+    candidate = reference if weights_dir == reference_dir else _load(weights_dir, positions)
+    found = compare(reference, candidate, blocks, _part(progress, 0, 50, "perplexity and KL divergence"), kv_dtype)
     answers = exact_match(
-        reference, candidate, prompts, section.exact_match_tokens, _part(progress, 50, 100, "greedy answers")
+        reference, candidate, prompts, section.exact_match_tokens, _part(progress, 50, 100, "greedy answers"), kv_dtype
     )
     return Accuracy(
         perplexity=found.perplexity,

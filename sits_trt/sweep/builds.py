@@ -69,6 +69,7 @@ def _describe(directory: Path) -> BuildInfo:
         fingerprint=_fingerprint(layout.repository, "repository"),
         checkpoint_fingerprint=_fingerprint(layout.checkpoint, "checkpoint"),
         recipe=recipe,
+        kv_dtype=recipe.get("kv_cache", {}).get("dtype", "float16"),
     )
     files = weights_directory(info).glob("*.safetensors")
     return replace(info, weights_bytes=sum(file.stat().st_size for file in files))
@@ -92,9 +93,10 @@ def _fingerprint(directory: Path, kind: str) -> str:
 
 
 def _weights(recipe: dict[str, Any]) -> str:
-    q = recipe["quantization"]
+    q, kv_dtype = recipe["quantization"], recipe["kv_cache"]["dtype"]
+    cache = "" if kv_dtype == "float16" else f", {kv_dtype.upper()} KV cache"
     if q["scheme"] == "none":
-        return str(recipe["model"]["dtype"])
+        return f"{recipe['model']['dtype']}{cache}"
     zeros = "symmetric" if q["symmetric"] else "zero points"
     recovery = ", ScaleRecover" if q["scale_recover"] else ""
-    return f"INT4 {q['method'].upper()} g{q['group_size']}, {zeros}{recovery}"
+    return f"INT4 {q['method'].upper()} g{q['group_size']}, {zeros}{recovery}{cache}"

@@ -64,12 +64,12 @@ def verdicts(result: SweepResult) -> list[Verdict]:
 
 
 def _baseline(result: SweepResult, build: BuildResult) -> BuildResult | None:
-    if not build.info.quantized:
+    if build.info.is_reference:
         return None
     same_model = (
         other
         for other in result.builds
-        if not other.info.quantized
+        if other.info.is_reference
         and other.levels
         and other.info.checkpoint_fingerprint == build.info.checkpoint_fingerprint
     )

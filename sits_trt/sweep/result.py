@@ -25,6 +25,7 @@ class BuildInfo:
     """What a build is. `served_by` is the runner that answered on the measuring machine, which need not be the
     target, and why; `server` the server's version. `weights_bytes` is the size of the weight files that the
     build was made from, `fingerprint` that of its model repository, `recipe` all of it, empty where it is missing.
+    `quantized` says whether the weights are; `kv_dtype` is the recipe's type of the KV cache.
     """
 
     name: str
@@ -38,13 +39,19 @@ class BuildInfo:
     fingerprint: str
     checkpoint_fingerprint: str
     recipe: Mapping[str, Any]
+    kv_dtype: str = "float16"
     served_by: str = ""
     server: str = ""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether others are compared with this build: neither its weights nor its KV cache are quantized."""
+        return not self.quantized and self.kv_dtype == "float16"
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Accuracy of the build's checkpoint against its fp16 one, on `tokens` predicted tokens of the evaluation text.
+    """Accuracy of a build, KV cache included, against its fp16 model, on `tokens` predicted tokens of a text.
 
     `kl_divergence` is the mean of KL(fp16 || build) in nats a token; `top1_agreement` the share of tokens
     on whose most likely successor both agree; `exact_prompts` of `prompts` greedy answers of

@@ -117,7 +117,7 @@ class _Sweep:
         """Return an fp16 build's accuracy where a build quantized from the same checkpoint has just measured it."""
         for other in self.results:
             same_model = other.info.checkpoint_fingerprint == info.checkpoint_fingerprint
-            if not info.quantized and same_model and other.accuracy and other.accuracy.reference_perplexity:
+            if info.is_reference and same_model and other.accuracy and other.accuracy.reference_perplexity:
                 return Accuracy(other.accuracy.reference_perplexity, other.accuracy.tokens)
         return None
 

@@ -70,7 +70,7 @@ def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
     row.append(significant(info.weights_bytes / 1e6) if info.weights_bytes else MISSING)
     if found is None:
         row.extend([MISSING] * 6)
-    elif not info.quantized:
+    elif info.is_reference:
         row.extend([significant(found.perplexity), "reference", *[MISSING] * 4])
     else:
         row.extend([significant(found.perplexity), f"{found.perplexity_increase:+.1%}"])

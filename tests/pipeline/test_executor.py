@@ -11,7 +11,7 @@ from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.request import FinishReason, Request, SamplingParams, join_events
 from sits_trt.runtime.runners.eager import EagerRunner
 from sits_trt.runtime.sampler import NOT_FINITE
-from sits_trt.spec import TileSpec
+from sits_trt.spec import CODED_KV_DTYPES, TileSpec
 from tests.support.decode import ScatteredRun
 from tests.support.quantized import quantize_tensors
 from tests.support.runtime import Inbox, limits
@@ -20,29 +20,31 @@ from tests.support.tiny import tiny_spec, tiny_tensors
 SEEDS = (1, 1, 2, 2**63)
 
 
-def make_decoder(quantized: bool = False, seed: int = 0, **spec: object) -> Decoder:
+def make_decoder(quantized: bool = False, seed: int = 0, dtype: torch.dtype = torch.float32, **spec: object) -> Decoder:
     model = tiny_spec(**spec)
     # Spread out, so that the two likeliest tokens are never as near as the rounding of two batch sizes.
     tensors = {name: tensor * 2 if "proj" in name else tensor for name, tensor in tiny_tensors(model, seed).items()}
     formats = {}
     if quantized:
         tensors, formats = quantize_tensors(tensors, scale_recover=True)
-    decoder = build_decoder(model, tensors, formats, torch.float32)
-    decoder.dequantize_(torch.float32)
+    decoder = build_decoder(model, tensors, formats, dtype)
+    decoder.dequantize_(dtype)
     return decoder
 
 
-def alone(decoder: Decoder, ids: Sequence[int], count: int) -> list[int]:
+def alone(decoder: Decoder, ids: Sequence[int], count: int, kv_dtype: str = "") -> list[int]:
     """Greedy decoding of one request, one step a token, without scheduler, sampler or shared tiles."""
-    run = ScatteredRun(decoder, 1, 32)
+    run = ScatteredRun(decoder, 1, 32, kv_dtype=kv_dtype)
     answer = [int(run.step([ids])[0][-1].argmax())]
     while len(answer) < count:
         answer.append(int(run.step([answer[-1:]])[0][-1].argmax()))
     return answer
 
 
-def make_executor(decoder: Decoder, batch: int = 16, step_tokens: int = 48, tiles: int = 120) -> Executor:
-    tile = TileSpec.of(decoder.spec, 16, "float32")
+def make_executor(
+    decoder: Decoder, batch: int = 16, step_tokens: int = 48, tiles: int = 120, kv_dtype: str = "float32"
+) -> Executor:
+    tile = TileSpec.of(decoder.spec, 16, kv_dtype)
     return Executor(EagerRunner(decoder, tile, tiles), tile, limits(batch, step_tokens, 512, tiles))
 
 
@@ -78,6 +80,23 @@ def test_concurrent_requests_equal_one_at_a_time(quantized: bool, spec: dict[str
         # All at once, they still share: the steps are far fewer than the tokens.
         assert stats.steps < stats.generated_tokens / 2
         assert stats.cached_tokens >= 7 * 64
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+def test_a_coded_pool_gives_the_same_tokens_with_chunks_and_shared_prefixes(kv_dtype: str) -> None:
+    """What a tile holds depends on its tokens alone. Float64 keeps sums of other orders off the bounds of codes."""
+    rng, decoder = random.Random(17), make_decoder(dtype=torch.float64)
+    system = prompt_of(rng, 70)
+    prompts = [(system if n % 2 else ()) + prompt_of(rng, 5 + 20 * n) for n in range(6)]
+    with make_executor(decoder, kv_dtype=kv_dtype) as executor:
+        inboxes = [Inbox() for _ in prompts]
+        for ids, inbox in zip(prompts, inboxes, strict=True):
+            executor.submit(Request("", ids, SamplingParams(20)), inbox)
+        answers = [list(inbox.result().token_ids) for inbox in inboxes]
+        assert executor.stats().cached_tokens >= 2 * 64
+    assert answers == [alone(decoder, ids, 20, kv_dtype) for ids in prompts]
+    if kv_dtype == "int4":
+        assert answers != [alone(decoder, ids, 20) for ids in prompts], "codes of four bits must show"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

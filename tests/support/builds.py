@@ -16,10 +16,12 @@ from tests.support.quantized import quantize_tensors
 from tests.support.tiny import write_checkpoint
 
 
-def stub_build(root: Path, name: str, quantized: bool = False, seed: int = 0, max_seq_tokens: int = 256) -> Path:
+def stub_build(
+    root: Path, name: str, quantized: bool = False, seed: int = 0, max_seq_tokens: int = 256, kv_dtype: str = "float16"
+) -> Path:
     """Write a build whose checkpoints are real and whose engine and repository are manifests only."""
     layout = BuildDirectory(root / name)
-    recipe = _recipe(name, "w4a16" if quantized else "none")
+    recipe = _recipe(name, "w4a16" if quantized else "none", kv_dtype)
     with writing(layout.checkpoint, Manifest("checkpoint", fingerprint(seed))) as (out, _):
         write_checkpoint(out, seed=seed, dtype=torch.float16)
     checkpoint = open_checkpoint(layout.checkpoint)
@@ -29,7 +31,8 @@ def stub_build(root: Path, name: str, quantized: bool = False, seed: int = 0, ma
             write_quantized(out, checkpoint, tensors.items(), formats)
     limits = EngineLimits(8, 64, max_seq_tokens, 8 * 4)
     weights = "../quantized" if quantized else "../checkpoint"
-    details = EngineDetails("eager", checkpoint.spec, TileSpec.of(checkpoint.spec), limits, weights)
+    tile = TileSpec.of(checkpoint.spec, kv_dtype=recipe.kv_cache.pool_dtype)
+    details = EngineDetails("eager", checkpoint.spec, tile, limits, weights)
     for directory, kind, made in (
         (layout.engine, "engine", details.to_dict()),
         (layout.repository, "repository", {}),
@@ -40,12 +43,13 @@ def stub_build(root: Path, name: str, quantized: bool = False, seed: int = 0, ma
     return layout.root
 
 
-def _recipe(name: str, scheme: str) -> Recipe:
+def _recipe(name: str, scheme: str, kv_dtype: str) -> Recipe:
     data: dict[str, Any] = {
         "name": name,
         "model": {"source": "tiny"},
         "target": {"sku": "cpu"},
         "engine": {"backend": "eager"},
         "quantization": {"scheme": scheme, "group_size": 32},
+        "kv_cache": {"dtype": kv_dtype},
     }
     return Recipe.model_validate(data)

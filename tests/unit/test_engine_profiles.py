@@ -36,6 +36,17 @@ def test_shapes_of_a_small_plan() -> None:
         assert profile.shapes["logit_indices"] == ((1,), (4,), (4,))
 
 
+def test_the_scales_of_a_coded_pool_grow_with_the_pool() -> None:
+    limits, tile = EngineLimits(4, 24, 64, 16), TileSpec.of(MODEL, 16, "int4")
+    for profile in plan_profiles(MODEL, tile, limits, PROMPT, 14):
+        for index, tiles in enumerate((1, 16, 16)):
+            assert profile.shapes["kv_pool"][index] == (tiles, 2, 2, 2, 16, 8)
+            assert profile.shapes["kv_scales"][index] == (tiles, 2, 2, 2, 16)
+    names = [b.name for b in bindings(MODEL, tile) if b.is_input]
+    assert names == [*(b.name for b in bindings(MODEL, TILE) if b.is_input), "kv_scales"]
+    assert {b.name: b.dtype for b in bindings(MODEL, tile)}["kv_pool"] == "int8"
+
+
 def test_a_mixed_step_is_tuned_for_one_long_prompt_beside_decoding() -> None:
     limits = EngineLimits(max_batch_size=8, max_tokens_per_step=512, max_seq_tokens=64, num_tiles=32)
     assert plan(limits)["mixed"].shapes["input_ids"] == ((1,), (37,), (512,))

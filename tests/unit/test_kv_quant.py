@@ -6,18 +6,39 @@ import pytest
 import torch
 
 from sits_trt.ops.attention import tiled_attention
+from sits_trt.ops.kv_pool import allocate_pool, code_kind
 from sits_trt.ops.kv_quant import (
     LARGEST_CODE,
     SMALLEST_SCALE,
     dequantize_kv,
-    pool_shapes,
     quantize_kv,
     quantized_tiled_attention,
 )
 from sits_trt.ops.rope import rope_table
-from sits_trt.spec import RopeSpec
+from sits_trt.spec import CODED_KV_DTYPES, RopeSpec, TileSpec
 
 KINDS = sorted(LARGEST_CODE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pool_is_allocated_as_rows_are_quantized_and_as_tiles_are_counted(kind):
+    tile = TileSpec(3, 2, 32, 16, kind)
+    assert tile.is_coded
+    assert sorted(CODED_KV_DTYPES) == KINDS
+    pool, scales = allocate_pool(tile, 5)
+    codes, row_scales = quantize_kv(torch.randn(5, 3, 2, 2, 16, 32), kind)
+    assert (pool.shape, pool.dtype, scales.shape, scales.dtype) == (
+        codes.shape, codes.dtype, row_scales.shape, row_scales.dtype
+    )  # fmt: skip
+    assert 5 * tile.tile_bytes == pool.nbytes + scales.nbytes
+    assert code_kind(pool) == kind
+
+
+def test_a_float_pool_has_no_scales():
+    tile = TileSpec(3, 2, 32, 16)
+    pool, scales = allocate_pool(tile, 5)
+    assert (pool.dtype, scales, tile.is_coded) == (torch.float16, None, False)
+    assert 5 * tile.tile_bytes == pool.nbytes
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -62,7 +83,6 @@ def test_attention_is_near_that_over_an_exact_pool(kind, tolerance):
     heads, kv_heads, dim, shape = 4, 2, 32, (5, 1, 2, 2, 16, 32)
     pool, table = torch.randn(shape), torch.tensor([[3, 1, 0], [2, 4, 0]], dtype=torch.int32)
     codes, scales = quantize_kv(pool, kind)
-    assert (codes.shape, scales.shape, codes.dtype) == pool_shapes(kind, shape)
     qkv = torch.randn(6, (heads + 2 * kv_heads) * dim)
     given = (
         table, torch.tensor([20, 3], dtype=torch.int32), torch.tensor([0, 5, 6], dtype=torch.int32),

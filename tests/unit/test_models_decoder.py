@@ -13,7 +13,7 @@ from sits_trt.models import build_decoder
 from sits_trt.models.decoder import RmsNorm
 from sits_trt.models.linear import W4A16Linear
 from sits_trt.ops import dequantize
-from sits_trt.spec import ModelSpec, WeightFormat
+from sits_trt.spec import CODED_KV_DTYPES, ModelSpec, WeightFormat
 from tests.support.decode import ScatteredRun, chunked_logits, whole_logits
 from tests.support.tiny import tiny_spec, tiny_tensors
 
@@ -62,6 +62,37 @@ def test_company_does_not_change_a_sequence() -> None:
     together = [torch.cat((first[0], second[0])), first[1], second[2]]
     for prompt, logits in zip(prompts, together, strict=True):
         assert torch.allclose(logits, whole_logits(decoder, prompt), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+def test_keys_and_values_of_a_token_are_coded_alike_in_chunks_and_at_once(kv_dtype: str) -> None:
+    """Float64 keeps sums of other orders from falling on the other side of a code's bound."""
+    spec = tiny_spec(layer_windows=(0, 9))
+    decoder = build_decoder(spec, tiny_tensors(spec), dtype=torch.float64)
+    prompt = ids(50)
+    whole, chunked = (ScatteredRun(decoder, 1, 4, kv_dtype=kv_dtype) for _ in range(2))
+    (expected,) = whole.step([prompt])
+    parts = [chunked.step([prompt[start:end]])[0] for start, end in ((0, 7), (7, 33), (33, 34), (34, 50))]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
+    used = whole.table[0].long()
+    rows = (used[torch.arange(50) // 16], torch.arange(50) % 16)
+    for one, other in ((whole.pool, chunked.pool), (whole.scales, chunked.scales)):
+        assert one is not None
+        assert other is not None
+        one, other = (t.view(torch.uint8)[rows[0], :, :, :, rows[1]] for t in (one, other))
+        assert torch.equal(one, other)
+
+
+def test_finer_codes_are_nearer_to_the_float_pool() -> None:
+    spec = tiny_spec()
+    decoder = build_decoder(spec, tiny_tensors(spec), dtype=torch.float32)
+    exact = whole_logits(decoder, ids(60))
+    errors = [
+        float((whole_logits(decoder, ids(60), kv_dtype) - exact).norm() / exact.norm())
+        for kv_dtype in ("int8", "float8_e4m3", "int4")
+    ]
+    # A step is 1/127, about 1/16 and 1/7 of a row's largest value: every error is there, and none is a mistake.
+    assert 1e-3 < errors[0] < errors[1] / 2 < errors[2] / 4 < 0.1
 
 
 def test_only_the_wanted_logits_are_computed() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sits_trt.errors import RecipeError
-from sits_trt.planning import plan_limits, weight_bytes
+from sits_trt.planning import check_kv_cache, plan_limits, weight_bytes
 from sits_trt.recipe import find_sku
 from sits_trt.recipe.schema import EngineSection, KvCacheSection, PromptTokens, ServingSection
 from sits_trt.spec import ModelSpec, RopeSpec, TileSpec
@@ -19,9 +19,11 @@ TILE = TileSpec.of(LLAMA_8B)
 ENGINE = EngineSection(prompt_tokens=PromptTokens(p50=256, p95=1024, max=1500), max_output_tokens=100)
 
 
-def limits(sku: str, max_tiles: int | None = None, batch: int = 64, engine: EngineSection = ENGINE):
+def limits(
+    sku: str, max_tiles: int | None = None, batch: int = 64, engine: EngineSection = ENGINE, tile: TileSpec = TILE
+):
     kv_cache, serving = KvCacheSection(max_tiles=max_tiles), ServingSection(max_batch_size=batch)
-    return plan_limits(LLAMA_8B, TILE, find_sku(sku), engine, kv_cache, serving, 4.25)
+    return plan_limits(LLAMA_8B, tile, find_sku(sku), engine, kv_cache, serving, 4.25)
 
 
 def test_weights_of_llama_8b_are_those_of_its_published_size() -> None:
@@ -42,6 +44,25 @@ def test_memory_bounds_the_pool() -> None:
     left_bytes = 32e9 - weight_bytes(LLAMA_8B, 4.25)
     assert tight.num_tiles == int(left_bytes * 0.9) // TILE.tile_bytes
     assert tight.num_tiles < 256 * 25
+
+
+@pytest.mark.parametrize(("kv_dtype", "row_bytes"), [("int8", 130), ("float8_e4m3", 130), ("int4", 66)])
+def test_more_tiles_of_codes_fit(kv_dtype: str, row_bytes: int) -> None:
+    """A row of 128 elements is 256 bytes of float16, or its codes and two bytes of scale."""
+    tile = TileSpec.of(LLAMA_8B, kv_dtype=kv_dtype)
+    assert tile.tile_bytes * 256 == TILE.tile_bytes * row_bytes
+    left_bytes = 32e9 - weight_bytes(LLAMA_8B, 4.25)
+    assert limits("rtx5090", batch=4096, tile=tile).num_tiles == int(left_bytes * 0.9) // tile.tile_bytes
+
+
+def test_fp8_is_refused_where_no_kernel_has_it() -> None:
+    for sku in ("l40s", "h100", "rtx5090", "cpu"):
+        check_kv_cache(KvCacheSection(dtype="fp8"), find_sku(sku))
+    for dtype in ("float16", "int8", "int4"):
+        check_kv_cache(KvCacheSection(dtype=dtype), find_sku("a100-80gb"))
+    with pytest.raises(RecipeError, match=r"SM 8\.9 and a100-80gb has SM 8\.0; use int8") as caught:
+        check_kv_cache(KvCacheSection(dtype="fp8"), find_sku("a100-80gb"))
+    assert caught.value.key == "kv_cache.dtype"
 
 
 def test_max_tiles_bounds_the_pool() -> None:

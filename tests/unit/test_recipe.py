@@ -10,6 +10,7 @@ import pytest
 from sits_trt.errors import RecipeError
 from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe, recipe_of_build
 from sits_trt.recipe.strict_yaml import parse_yaml
+from sits_trt.spec import CODED_KV_DTYPES
 
 MINIMAL = "model: {source: somewhere}\ntarget: {sku: cpu}\n"
 
@@ -187,6 +188,15 @@ BOMB = "a: &a [x, x, x]\n" + "".join(
 def test_yaml_that_cannot_become_a_recipe_is_an_error(text: str) -> None:
     with pytest.raises(RecipeError):
         parse_yaml(text, "test")
+
+
+def test_types_of_the_kv_cache(tmp_path: Path) -> None:
+    words = ("float16", "int8", "fp8", "int4")
+    found = [load_recipe(write(tmp_path, MINIMAL), [f"kv_cache.dtype={word}"]).kv_cache for word in words]
+    assert tuple(section.dtype for section in found) == words
+    assert [section.pool_dtype for section in found] == ["float16", *CODED_KV_DTYPES]
+    with pytest.raises(RecipeError, match=r"kv_cache\.dtype.*'float8'"):
+        load_recipe(write(tmp_path, MINIMAL), ["kv_cache.dtype=float8"])
 
 
 @pytest.mark.parametrize("content", ["[]", "5", "[" * 100_000])

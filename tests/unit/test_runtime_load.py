@@ -2,15 +2,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from sits_trt.artifacts import Manifest, writing
+from sits_trt.artifacts import Manifest, read_manifest, writing
 from sits_trt.checkpoint import open_checkpoint
 from sits_trt.contract import EngineDetails, EngineLimits
 from sits_trt.errors import SitsError
+from sits_trt.models import build_decoder
 from sits_trt.runtime.load import choose_runner, load_executor
 from sits_trt.runtime.request import Request, SamplingParams, join_events
 from sits_trt.runtime.runners.null import null_answer
-from sits_trt.spec import TileSpec
+from sits_trt.spec import CODED_KV_DTYPES, TileSpec
+from tests.support.decode import ScatteredRun, whole_logits
 from tests.support.tiny import write_checkpoint
 
 
@@ -68,6 +71,30 @@ def test_the_eager_runner_serves_the_checkpoint(engine_dir: Path) -> None:
         assert (executor.stats().num_tiles, executor.limits.max_batch_size) == (9, 2)
         event = join_events(executor.stream(Request("", (5, 6, 7), SamplingParams(6, ignore_eos=True))))
     assert len(event.token_ids) == 6
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+def test_the_eager_runner_stores_codes_where_the_engine_does(engine_dir: Path, tmp_path: Path, kv_dtype: str) -> None:
+    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details, engine_dir)
+    coded = replace(
+        details,
+        tile=TileSpec.of(details.model, 16, kv_dtype),
+        checkpoint=str((engine_dir / details.checkpoint).resolve()),
+    )
+    with writing(tmp_path / "engine", Manifest("engine", "f", details=coded.to_dict())):
+        pass
+    ids = tuple(range(5, 45))
+    with load_executor(tmp_path / "engine", device="cpu", max_tiles=9) as executor:
+        event = join_events(executor.stream(Request("", ids, SamplingParams(12, ignore_eos=True, logprobs=True))))
+    checkpoint = open_checkpoint(engine_dir / details.checkpoint)
+    decoder = build_decoder(checkpoint.spec, checkpoint, dtype=torch.float32)
+    run = ScatteredRun(decoder, 1, kv_dtype=kv_dtype)
+    (logits,) = run.step([[*ids, *event.token_ids]])
+    expected = logits[len(ids) - 1 : -1].log_softmax(-1)
+    exact = whole_logits(decoder, [*ids, *event.token_ids])[len(ids) - 1 : -1].log_softmax(-1)
+    tokens = torch.tensor(event.token_ids)[:, None]
+    error = (torch.tensor(event.logprobs) - expected.gather(1, tokens)[:, 0]).abs().max()
+    assert error < 0.1 * (expected - exact).gather(1, tokens).abs().max()
 
 
 def test_a_batch_that_the_engine_was_not_built_for_is_refused(engine_dir: Path) -> None:

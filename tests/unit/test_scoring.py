@@ -9,7 +9,7 @@ import torch
 
 from sits_trt.errors import CheckpointError
 from sits_trt.models import Decoder, build_decoder
-from sits_trt.models.scoring import block_logits, compare, exact_match, greedy_tokens
+from sits_trt.models.scoring import AgreementSums, block_logits, compare, exact_match, greedy_tokens
 from tests.support.decode import whole_logits
 from tests.support.tiny import tiny_spec, tiny_tensors
 
@@ -90,6 +90,33 @@ def test_exact_match_counts_whole_answers_and_prefixes() -> None:
     assert found.exact_match == whole / 4
     assert found.matched_prefix == prefix / 64
     assert found.matched_prefix < 1
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "float8_e4m3", "int4"])
+def test_the_type_of_the_pool_is_part_of_the_scores(kv_dtype: str) -> None:
+    model, blocks = decoder(), random_blocks(70, 30)
+    found = compare(model, model, blocks, kv_dtype=kv_dtype)
+    sums = AgreementSums()
+    for block in blocks:
+        ours = whole_logits(model, block, kv_dtype)
+        sums.add_block(whole_logits(model, block), ours, block)
+    expected = sums.agreement(97)
+    assert found.kl > 0
+    # Tiles of another size change the order of sums, and so a code now and then.
+    assert found.kl == pytest.approx(expected.kl, rel=0.05)
+    assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-3)
+    assert found.reference_perplexity == pytest.approx(compare(model, model, blocks).perplexity, rel=1e-6)
+
+
+def test_greedy_answers_come_out_of_the_coded_pool() -> None:
+    model, prompts = decoder(), random_blocks(5, 67)
+    for prompt, answer in zip(prompts, greedy_tokens(model, prompts, 6, kv_dtype="int4"), strict=True):
+        ids = list(prompt)
+        for token in answer:
+            assert token == whole_logits(model, ids, "int4")[-1].argmax().item()
+            ids.append(token)
+    coarse = exact_match(model, model, random_blocks(*[9] * 6), 24, kv_dtype="int4")
+    assert coarse.matched_prefix < 1
 
 
 def test_b17_a_text_of_single_tokens_is_an_error() -> None:

@@ -77,6 +77,24 @@ def test_accuracy_of_an_fp16_build_is_its_perplexity(tmp_path: Path) -> None:
     assert found.perplexity_increase == 0
 
 
+@pytest.mark.parametrize("quantized", [False, True])
+def test_the_error_of_a_quantized_kv_cache_counts(tmp_path: Path, quantized: bool) -> None:
+    build = stub_build(tmp_path, "fp8", quantized=quantized, kv_dtype="fp8")
+    (info,) = describe_builds([build])
+    found = measure_accuracy(info, SECTION, silent)
+    layout = BuildDirectory(build)
+    reference, candidate = decoder(layout.checkpoint), decoder(layout.quantized if quantized else layout.checkpoint)
+    tokenizer = load_tokenizer(layout.checkpoint)
+    blocks = read_blocks("pydoc", tokenizer, 2, 70, "evaluation")
+    scores = compare(reference, candidate, blocks, kv_dtype="float8_e4m3")
+    prompts = read_blocks("pydoc", tokenizer, 3, GREEDY_PROMPT_TOKENS, "evaluation")
+    answers = exact_match(reference, candidate, prompts, 5, kv_dtype="float8_e4m3")
+    part_of_the_cache = abs(scores.kl - compare(reference, candidate, blocks).kl)
+    assert found.kl_divergence == pytest.approx(scores.kl, abs=0.2 * part_of_the_cache)
+    assert found.reference_perplexity == pytest.approx(scores.reference_perplexity, rel=1e-4)
+    assert found.exact_tokens == pytest.approx(answers.matched_prefix * 5)
+
+
 def test_accuracy_is_measured_again_only_when_model_or_settings_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,9 +103,9 @@ def test_accuracy_is_measured_again_only_when_model_or_settings_change(
     measured: list[Path] = []
     real = room._measure
 
-    def spy(reference: Path, weights: Path, section: AccuracySection, progress: room.Progress):
+    def spy(reference: Path, weights: Path, section: AccuracySection, progress: room.Progress, kv_dtype: str):
         measured.append(weights)
-        return real(reference, weights, section, progress)
+        return real(reference, weights, section, progress, kv_dtype)
 
     monkeypatch.setattr(room, "_measure", spy)
     assert measure_accuracy(info, SECTION, silent) == first

@@ -24,6 +24,18 @@ def test_builds_are_described_from_recipe_and_manifests(tmp_path: Path) -> None:
     assert longest_sequence_tokens(first) == 256
 
 
+def test_a_quantized_kv_cache_is_part_of_what_a_build_is(tmp_path: Path) -> None:
+    builds = [
+        stub_build(tmp_path, "plain"),
+        stub_build(tmp_path, "fp8", kv_dtype="fp8"),
+        stub_build(tmp_path, "both", quantized=True, kv_dtype="int8"),
+    ]
+    plain, fp8, both = describe_builds(builds)
+    assert (fp8.weights, fp8.kv_dtype) == ("float16, FP8 KV cache", "fp8")
+    assert both.weights == "INT4 AWQ g32, zero points, ScaleRecover, INT8 KV cache"
+    assert [info.is_reference for info in (plain, fp8, both)] == [True, False, False]
+
+
 def test_a_build_given_twice_counts_once_and_equal_names_are_told_apart(tmp_path: Path) -> None:
     one, two = stub_build(tmp_path / "x", "tiny"), stub_build(tmp_path / "y", "tiny")
     assert len(describe_builds([one, one, one / ".." / "tiny"])) == 1

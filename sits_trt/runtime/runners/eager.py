@@ -11,22 +11,20 @@ from torch import Tensor
 from sits_trt.checkpoint import open_checkpoint
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.threads import leave_a_core
+from sits_trt.ops import allocate_pool
 from sits_trt.runtime.step import StepInputs
 from sits_trt.spec import TileSpec
 
 
 class EagerRunner:
-    """Runs a Decoder. The pool lies on the decoder's device, its type is `tile.kv_dtype`."""
+    """Runs a Decoder. The pool lies on the decoder's device, its type is `tile.kv_dtype`: codes are stored as codes."""
 
     def __init__(self, decoder: Decoder, tile: TileSpec, num_tiles: int) -> None:
         self.vocab_size = decoder.spec.vocab_size
         self.num_tiles = num_tiles
         self._decoder = decoder
         self._device = decoder.embedding.device
-        # Not zeroed: attention never reads a slot that was not written, and an untouched page costs no memory.
-        self._pool = torch.empty(
-            tile.pool_shape(num_tiles), dtype=getattr(torch, tile.kv_dtype), device=self._device
-        )  # fmt: skip
+        self._pool, self._scales = allocate_pool(tile, num_tiles, self._device)
 
     def run(self, inputs: StepInputs) -> Tensor:
         ids, table, contexts, starts, wanted = (
@@ -40,11 +38,11 @@ class EagerRunner:
             )
         )
         with torch.inference_mode():
-            logits: Tensor = self._decoder(ids, self._pool, table, contexts, starts, wanted)
+            logits: Tensor = self._decoder(ids, self._pool, table, contexts, starts, wanted, self._scales)
         return logits
 
     def close(self) -> None:
-        del self._pool, self._decoder
+        del self._pool, self._scales, self._decoder
 
 
 def cuda_available() -> bool:
@@ -60,9 +58,9 @@ def free_cuda_bytes() -> int:
 def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, device: str) -> tuple[Decoder, TileSpec]:
     """Load a checkpoint for `device` ('cpu' or 'cuda'); return the decoder and the tile geometry of its pool.
 
-    On a CPU everything is float32, the pool too, as 16-bit arithmetic is emulated there. On a GPU weights and
-    activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once: torch has no kernel
-    for them.
+    On a CPU everything is float32, as 16-bit arithmetic is emulated there; so is the pool, unless it holds codes. On
+    a GPU weights and activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once: torch
+    has no kernel for them.
     """
     if device == "cpu":
         leave_a_core()
@@ -70,4 +68,5 @@ def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, devic
     dtype = torch.float32 if device == "cpu" else checkpoint["model.embed_tokens.weight"].dtype
     decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype, num_positions)
     decoder.dequantize_(dtype)
-    return decoder.to(device), replace(tile, kv_dtype="float32") if device == "cpu" else tile
+    float_pool = device == "cpu" and not tile.is_coded
+    return decoder.to(device), replace(tile, kv_dtype="float32") if float_pool else tile
