@@ -53,7 +53,7 @@ def model_configs(
         _executor(paths, serving, kv_cache),
         _postprocessing(paths, serving),
         _ensemble(),
-        _bls(serving),
+        _bls(paths, serving),
     )
 
 
@@ -62,9 +62,13 @@ def _preprocessing(paths: RepositoryPaths, serving: ServingSection) -> ModelConf
         wire.PREPROCESSING,
         wire.PREPROCESSING_INPUTS,
         wire.PREPROCESSING_OUTPUTS,
-        {"tokenizer_dir": paths.tokenizer, "add_special_tokens": "true", "gpt_model_path": paths.engine},
+        _preprocessor(paths),
         instances=serving.preprocessing_instances,
     )
+
+
+def _preprocessor(paths: RepositoryPaths) -> dict[str, str]:
+    return {"tokenizer_dir": paths.tokenizer, "add_special_tokens": "true", "gpt_model_path": paths.engine}
 
 
 def _executor(paths: RepositoryPaths, serving: ServingSection, kv_cache: KvCacheSection) -> ModelConfig:
@@ -125,12 +129,12 @@ def _ensemble() -> ModelConfig:
     return ModelConfig(wire.ENSEMBLE, wire.TEXT_INPUTS, wire.TEXT_OUTPUTS, steps=steps)
 
 
-def _bls(serving: ServingSection) -> ModelConfig:
+def _bls(paths: RepositoryPaths, serving: ServingSection) -> ModelConfig:
     return ModelConfig(
         wire.BLS,
         wire.TEXT_INPUTS,
         wire.TEXT_OUTPUTS,
-        {"tensorrt_llm_model_name": wire.EXECUTOR},
+        _preprocessor(paths),
         decoupled=True,
         instances=serving.bls_instances,
     )

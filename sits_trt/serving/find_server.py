@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Mapping
 from ctypes.util import find_library
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,11 +13,8 @@ from pathlib import Path
 
 from sits_trt.errors import ServerError
 from sits_trt.serving.room import ROOM_VARIABLE
-from sits_trt.wire import BLS, ENSEMBLE
 
 STUB = "triton_python_backend_stub"
-
-BUNDLED_VARIABLE = "SITS_TRT_BUNDLED_SERVER"
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class Installation:
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         sites = [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
         environment[ROOM_VARIABLE] = str(room)
-        environment[BUNDLED_VARIABLE] = "" if self.bundle is None else "1"
         environment["SITS_TRT_SITE"] = os.pathsep.join(sites)
         if self.bundle is not None:
             # Ours first: the bundle carries a libpython of its own, which would shadow the stub's.
@@ -67,20 +62,6 @@ class Installation:
             libraries += filter(None, [os.environ.get("LD_LIBRARY_PATH", "")])
             environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         return environment
-
-
-def bls_refusal(environment: Mapping[str, str], version: tuple[int, int]) -> str:
-    """Return why `tensorrt_llm_bls` must not call other models here, empty where it may.
-
-    Answers of decoupled calls reach the stub of Triton Server 2.51 on a thread that does not hold the interpreter's
-    lock. From Python 3.12 on that ends the process sooner or later, and with it the server for everybody.
-    """
-    if environment.get(BUNDLED_VARIABLE) and version >= (3, 12):
-        return (
-            f"'{BLS}' does not run under Python {version[0]}.{version[1]} with the Triton Server of nvidia-pytriton; "
-            f"ask '{ENSEMBLE}', which takes and gives the same, or serve with Python 3.11"
-        )
-    return ""
 
 
 def find_server() -> Installation:

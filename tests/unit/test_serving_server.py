@@ -15,7 +15,7 @@ from sits_trt.errors import ServerError
 from sits_trt.runtime.stats import ExecutorStats, Histogram
 from sits_trt.serving import find_server as finder
 from sits_trt.serving.bodies.metrics import Metrics, samples
-from sits_trt.serving.find_server import BUNDLED_VARIABLE, Installation, bls_refusal, find_server
+from sits_trt.serving.find_server import Installation, find_server
 from sits_trt.serving.ports import Endpoints, HeldPorts
 from sits_trt.serving.server import failure_reason
 from sits_trt.serving.stubs import find_stubs, is_alive
@@ -139,13 +139,6 @@ def test_a_python_without_stub_is_named(tmp_path: Path) -> None:
     (tmp_path / "python_backend_stubs" / "3.8").mkdir(parents=True)
     with pytest.raises(ServerError, match=r"serves Python 3\.8, not 3\.\d+; use one of these"):
         Installation(tmp_path / "tritonserver", tmp_path).prepare(tmp_path)
-
-
-def test_bls_is_refused_where_it_would_end_the_server() -> None:
-    assert bls_refusal({BUNDLED_VARIABLE: "1"}, (3, 11)) == ""
-    assert bls_refusal({BUNDLED_VARIABLE: ""}, (3, 12)) == ""
-    assert bls_refusal({}, (3, 13)) == ""
-    assert "ask 'ensemble'" in bls_refusal({BUNDLED_VARIABLE: "1"}, (3, 12))
 
 
 class Family:

@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb
 from numpy.typing import NDArray
 
 from sits_trt.errors import SitsError
+from sits_trt.serving.bodies.door import Call
 
 FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -70,11 +71,22 @@ def arrays_of(request: Any) -> dict[str, NDArray[Any]]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def parameters_of(request: Any) -> dict[str, Any]:
+def _parameters_of(request: Any) -> dict[str, Any]:
     """Return the custom parameters of a Triton request; over HTTP 'generate' also keys that are no inputs."""
     text = request.parameters()
     found: dict[str, Any] = json.loads(text) if text else {}
     return found
+
+
+def call_of(request: Any) -> Call:
+    """Return a Triton request as plain data."""
+    return Call(
+        arrays_of(request),
+        request.request_id(),
+        request.requested_output_names(),
+        request.timeout(),
+        _parameters_of(request),
+    )
 
 
 def tensors(arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
@@ -112,10 +124,6 @@ class TritonSink:
 
     def fail(self, message: str, code: str) -> None:
         self._send(failure(message, code), final=True)
-
-    def pass_error(self, error: Any) -> None:
-        """Pass on the error that another model gave."""
-        self._send(pb.InferenceResponse(error=pb.TritonError(error.message(), error.code())), final=True)
 
     def is_cancelled(self) -> bool:
         with self._lock:

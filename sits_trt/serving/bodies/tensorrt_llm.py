@@ -1,7 +1,8 @@
 """Model `tensorrt_llm`: the executor behind Triton's decoupled protocol.
 
 Every request becomes a sequence of the executor at once; Triton's own queue stays empty, and the queue limit, timeout
-and priority that hold are the executor's. Answers go out through an outbox thread.
+and priority that hold are the executor's. Requests come from Triton and, from `tensorrt_llm_bls`, through a door;
+answers go out through an outbox thread.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from sits_trt import wire
 from sits_trt.checkpoint.tokenizer import Tokenizer
-from sits_trt.errors import EngineDead, RequestError
+from sits_trt.errors import EngineDead
 from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.load import load_executor
-from sits_trt.runtime.request import FinishReason, Request, SamplingParams
+from sits_trt.runtime.request import Request, SamplingParams
+from sits_trt.serving.bodies.door import Door, door_path
+from sits_trt.serving.bodies.intake import Intake
 from sits_trt.serving.bodies.metrics import Metrics
-from sits_trt.serving.bodies.model import Settings, TritonSink, arrays_of, metric_family, parameters_of, pick
+from sits_trt.serving.bodies.model import Settings, TritonSink, call_of, metric_family
 from sits_trt.serving.bodies.outbox import Outbox
-from sits_trt.serving.bodies.reply import Reply
-from sits_trt.serving.bodies.request import Defaults, read_request
-from sits_trt.serving.bodies.tensors import one, strings
+from sits_trt.serving.bodies.request import Defaults
 from sits_trt.serving.bodies.tickets import Tickets, TicketTable, table_path
 
 logger = logging.getLogger(__name__)
@@ -37,13 +37,12 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname).1s %(name)s: %(message)s")
         settings = Settings(args)
-        self._defaults = Defaults(settings.flag("exclude_input_in_output"), settings.count("queue_timeout_ms"))
+        defaults = Defaults(settings.flag("exclude_input_in_output"), settings.count("queue_timeout_ms"))
         self._executor = _load(settings)
-        assert isinstance(self._executor.tokenizer, Tokenizer), "load_executor gives every executor a tokenizer"
-        self._tokenizer = self._executor.tokenizer
-        self._tickets = Tickets()
+        tokenizer, tickets = self._executor.tokenizer, Tickets()
+        assert isinstance(tokenizer, Tokenizer), "load_executor gives every executor a tokenizer"
         table = TicketTable(table_path(), create=True)
-        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000, self._tickets, table)
+        self._outbox = Outbox(settings.number("cancellation_check_period_ms") / 1000, tickets, table)
         self._executor.start()
         _warm_up(self._executor)
         labels = {"model": settings.model, "version": settings.version}
@@ -58,46 +57,14 @@ class TritonPythonModel:
         )
         self._outbox.start()
         self._publisher.start()
+        self._intake = Intake(self._executor, tokenizer, defaults, self._outbox, tickets)
+        self._door = Door(door_path(), self._intake.take)
         logger.info("serving with the %s", self._executor.description)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take requests in; answers follow from other threads."""
         for request in requests:
-            sink = TritonSink(request)
-            try:
-                self._begin(request, sink)
-            except RequestError as error:
-                sink.fail(str(error), "INVALID_ARG")
-            # A caller must hear the end of its request whatever happened.
-            except Exception as error:
-                logger.exception("a request failed at the door")
-                sink.fail(f"the server failed on this request: {error}", "INTERNAL")
-
-    def _begin(self, request: Any, sink: TritonSink) -> None:
-        arrays = arrays_of(request)
-        request_id = request.request_id()
-        if one(arrays, "stop"):
-            if not request_id:
-                raise RequestError("input 'stop' cancels the requests of its own request id; send one")
-            self._outbox.cancel(request_id)
-            told = {"output_text": strings([""]), "finish_reason": strings([FinishReason.CANCELLED])}
-            sink.send(pick(told, request.requested_output_names()), final=True)
-            return
-        asked = read_request(
-            arrays, request_id, parameters_of(request), request.timeout(), self._tokenizer, self._defaults
-        )
-        asked.request.validate(self._executor.vocab_size, self._executor.max_seq_tokens)
-        echoed = self._tokenizer.decode(asked.request.prompt_ids) if asked.echo else ""
-        wanted = request.requested_output_names()
-        ticket = self._tickets.take() if asked.streaming and wire.TICKET.name in wanted else None
-        reply = Reply(asked, wanted, sink, echoed, ticket)
-        try:
-            self._outbox.open(reply, functools.partial(self._executor.submit, asked.request))
-        except (RequestError, EngineDead) as error:
-            # The request is sound: there is no room for it, or nobody to serve it.
-            if ticket is not None:
-                self._tickets.give_back(ticket)
-            sink.fail(str(error), "UNAVAILABLE")
+            self._intake.take(functools.partial(call_of, request), TritonSink(request))
 
     def _publish(self, period_s: float) -> None:
         while not self._closing.wait(period_s):
@@ -109,6 +76,7 @@ class TritonPythonModel:
                 os._exit(EXIT_ENGINE_DEAD)
 
     def finalize(self) -> None:
+        self._door.close()
         self._closing.set()
         self._publisher.join()
         self._executor.shutdown()
