@@ -243,6 +243,8 @@ class BuildLine:
         return Stage("engine", self.layout.engine, settings, inputs, make, tools, self.sku.sm, plugins)
 
     def _repository(self) -> Stage:
+        from sits_trt.repository import RepositoryPaths, render_repository
+
         section = self.recipe.serving
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:
@@ -250,10 +252,9 @@ class BuildLine:
 
             return write_repository(out, self.layout.engine, section, self.recipe.kv_cache, progress)
 
-        settings = {
-            "serving": section.model_dump(mode="json"),
-            "kv_cache": self.recipe.kv_cache.model_dump(mode="json"),
-        }
+        # What would be written, not what it is made from: another version's files are replaced, too.
+        paths = RepositoryPaths(self.layout.engine.name, self._weights[0])
+        settings = {"files": fingerprint(render_repository(paths, section, self.recipe.kv_cache))}
         return Stage("repository", self.layout.repository, settings, self._inputs("engine"), make, ("tritonclient",))
 
 
