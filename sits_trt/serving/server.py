@@ -37,6 +37,9 @@ KILL_AFTER_S = 5
 
 POLL_S = 0.1
 
+PREFIX = "sits-trt-server-"
+"""How the names of the servers' rooms begin."""
+
 
 class TritonServer:
     """One server over one model repository.
@@ -59,7 +62,7 @@ class TritonServer:
         self._installation = find_server()
         self._ports = HeldPorts(host, http_port, grpc_port, metrics_port)
         self.endpoints = self._ports.endpoints
-        self._room = tempfile.TemporaryDirectory(prefix="sits-trt-server-")
+        self._room = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._monitor = threading.Thread(target=self._watch, name="sits-triton-server", daemon=True)
         self._launched = threading.Event()
@@ -148,7 +151,7 @@ class TritonServer:
         try:
             with self.log_path.open("wb") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *self._arguments],
+                    [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), self._room.name, *self._arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

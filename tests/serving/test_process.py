@@ -20,7 +20,7 @@ from sits_trt.errors import ServerError, SitsError
 from sits_trt.recipe.schema import ServingSection
 from sits_trt.serving.client import stream
 from sits_trt.serving.serve import serve
-from sits_trt.serving.server import TritonServer
+from sits_trt.serving.server import PREFIX, TritonServer
 from sits_trt.serving.stubs import find_stubs, living
 from tests.support.server import running_server, wait_for
 
@@ -60,7 +60,15 @@ def child(null_build: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that serves a moved copy of a build until it is told to stop; its first line is the gRPC address."""
     build = tmp_path / "moved" / "build"
     shutil.copytree(null_build, build)
-    process = subprocess.Popen([sys.executable, "-c", SERVE, str(build)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    rooms = tmp_path / "rooms"
+    rooms.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(build)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(rooms)},
+    )
     try:
         yield process
     finally:
@@ -98,21 +106,30 @@ def test_a_signal_stops_the_server_in_order(number: signal.Signals, child: subpr
     assert shared_memory(names) == []
 
 
-def test_no_process_outlives_a_parent_that_is_killed(child: subprocess.Popen[str]) -> None:
+def test_nothing_outlives_a_parent_that_is_killed(child: subprocess.Popen[str], tmp_path: Path) -> None:
     assert child.stdout is not None
     child.stdout.readline()
     server = server_of(child.pid)
     assert len(living(server)) == 6, "the server, its guard and four stubs"
+    names = [stub.shared_memory for stub in find_stubs(server)]
+    assert [path.name.startswith(PREFIX) for path in (tmp_path / "rooms").iterdir()] == [True]
     child.kill()
     wait_for(lambda: living(server) == [], "the server and its stubs gone", timeout_s=30)
+    assert shared_memory(names) == []
+    assert list((tmp_path / "rooms").iterdir()) == []
 
 
-def test_no_stub_outlives_a_parent_that_is_killed_while_they_start(child: subprocess.Popen[str]) -> None:
+def test_no_stub_outlives_a_parent_that_is_killed_while_they_start(
+    child: subprocess.Popen[str], tmp_path: Path
+) -> None:  # fmt: skip
     """The server ends without them then, and they would wait for it for ever."""
     wait_for(lambda: _started(child.pid) and find_stubs(server_of(child.pid)) != [], "the first stubs", timeout_s=30)
     server = server_of(child.pid)
+    names = [stub.shared_memory for stub in find_stubs(server)]
     child.kill()
     wait_for(lambda: living(server) == [], "the server and its stubs gone", timeout_s=20)
+    assert shared_memory(names) == []
+    assert list((tmp_path / "rooms").iterdir()) == []
 
 
 def _started(parent: int) -> bool:
