@@ -26,8 +26,9 @@ from sits_trt.artifacts import (
 from sits_trt.contract import EngineLimits
 from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
+from sits_trt.recipe.schemes import average_bits
 from sits_trt.recipe.skus import Sku, find_sku
-from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
+from sits_trt.spec import ModelSpec, TileSpec
 
 Progress = Callable[[int, int, str], None]
 Reporter = Callable[[str], AbstractContextManager[Progress]]
@@ -133,11 +134,10 @@ class BuildLine:
         return TileSpec.of(self._model(), self.recipe.kv_cache.tile_tokens, self.recipe.kv_cache.pool_dtype)
 
     def _limits(self) -> EngineLimits:
-        quantization = self.recipe.quantization
-        weights = WeightFormat(4, quantization.group_size, quantization.symmetric)
-        bits = 16.0 if quantization.scheme == "none" else weights.bits_per_weight()
+        model = self._model()
+        bits = average_bits(self.recipe.quantization, model.hidden_size)
         return plan_limits(
-            self._model(), self._tile(), self.sku, self.recipe.engine, self.recipe.kv_cache, self.recipe.serving, bits
+            model, self._tile(), self.sku, self.recipe.engine, self.recipe.kv_cache, self.recipe.serving, bits
         )
 
     def _checkpoint(self) -> Stage:
@@ -214,7 +214,7 @@ class BuildLine:
             "head_dim": model.head_dim,
             "group": model.num_heads // model.num_kv_heads,
             "tile_tokens": tile.tile_tokens,
-            "int4": None if quantization.scheme == "none" else [quantization.group_size, quantization.symmetric],
+            "int4": [quantization.group_size, quantization.symmetric] if quantization.scheme == "w4a16" else None,
         }
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:

@@ -134,20 +134,48 @@ def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in names}
 
 
+PER_CHANNEL = -1
+"""Group size of a weight with one scale per output channel, as vLLM and AutoGPTQ write it."""
+
+
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one linear layer's weight is stored: `bits` per code, one scale per `group_size` inputs.
+    """How one linear layer's weight is stored, and what its input is rounded to before the product.
 
-    Symmetric codes have the fixed zero point 2**(bits-1); otherwise each group has its own.
+    `codes` "int": whole numbers of `bits` 4 or 8; symmetric ones have the fixed zero point 2**(bits-1), otherwise
+    each group has its own. `codes` "float8_e4m3": 8-bit floats around zero. One float16 scale per `group_size`
+    inputs. `activations` "float16" leaves the input as it is; "float8_e4m3" rounds it with one scale per token,
+    "int4" with one per token and group of inputs (`ops.activation_rounding`).
     """
 
     bits: int = 4
     group_size: int = 64
     symmetric: bool = True
+    codes: str = "int"
+    activations: str = "float16"
 
-    def bits_per_weight(self) -> float:
+    def group_width(self, in_features: int) -> int:
+        """Return how many inputs share one scale."""
+        return in_features if self.group_size == PER_CHANNEL else self.group_size
+
+    def num_groups(self, in_features: int) -> int:
+        return in_features // self.group_width(in_features)
+
+    def bits_per_weight(self, in_features: int) -> float:
         """Storage per weight, fp16 scales and uint8 zero points included."""
-        return self.bits + (16 + (0 if self.symmetric else 8)) / self.group_size
+        return self.bits + (16 + (0 if self.symmetric else 8)) / self.group_width(in_features)
+
+    def problem(self) -> str:
+        """Return what no weight can have, empty where all is well."""
+        if self.codes not in ("int", "float8_e4m3") or self.bits not in (4, 8):
+            return f"{self.bits}-bit codes of kind '{self.codes}'"
+        if self.codes == "float8_e4m3" and (self.bits != 8 or not self.symmetric):
+            return "8-bit floats with zero points, or of other than 8 bits"
+        if self.group_size != PER_CHANNEL and self.group_size < 1:
+            return f"groups of {self.group_size}"
+        if self.activations not in ("float16", "float8_e4m3", "int4"):
+            return f"activations rounded to '{self.activations}'"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -57,10 +57,11 @@ def _weight_shapes(name: str, shape: Shape, stored: WeightFormat | None) -> Iter
     if stored is None:
         yield f"{name}.weight", shape
         return
-    yield f"{name}.qweight", (rows, columns // 2)
-    yield f"{name}.scales", (rows, columns // stored.group_size)
+    groups = (rows, stored.num_groups(columns))
+    yield f"{name}.qweight", (rows, columns * stored.bits // 8)
+    yield f"{name}.scales", groups
     if not stored.symmetric:
-        yield f"{name}.zeros", (rows, columns // stored.group_size)
+        yield f"{name}.zeros", groups
 
 
 def optional_tensors(spec: ModelSpec, formats: Mapping[str, WeightFormat]) -> dict[str, Shape]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from sits_trt.checkpoint.checkpoint import Checkpoint
 
 QUANT_NAME = "sits_quant.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 added the kind of codes and the rounding of activations; files of version 1 hold INT4 only and are read."""
+
+_VERSION_1 = {"bits", "group_size", "symmetric"}
 
 
 def write_quantized(
@@ -30,9 +33,10 @@ def write_quantized(
 ) -> None:
     """Write a quantized checkpoint from canonical (name, tensor) pairs, as they come, into `out_dir`.
 
-    A linear layer in `formats` is given as `<name>.qweight` uint8 [out, in/2] (`layouts.pack_sits`),
-    `<name>.scales` [out, in/group], `<name>.zeros` uint8 [out, in/group] unless symmetric, and optionally
-    `<name>.input_scale` [in]; `model.layers.<i>.scale_recover` [hidden] may be added. All else as in the source.
+    A linear layer in `formats` is given as `<name>.qweight`, `<name>.scales` [out, groups], `<name>.zeros` uint8
+    [out, groups] unless symmetric, and optionally `<name>.input_scale` [in]; codes are uint8 [out, in/2]
+    (`layouts.pack_sits`) for 4 bits, uint8 [out, in] for 8, the bytes of the numbers for 8-bit floats.
+    `model.layers.<i>.scale_recover` [hidden] may be added. All else as in the source.
     Config and tokenizer come from `source_checkpoint`. Raises CheckpointError, leaving no readable checkpoint
     behind, when a tensor is missing, superfluous or of the wrong shape.
     """
@@ -57,18 +61,24 @@ def write_quantized(
 
 
 def read_formats(directory: Path) -> dict[str, WeightFormat]:
-    """Return the formats of the quantized layers. Raises CheckpointError when the file is of another version."""
+    """Return the formats of the quantized layers.
+
+    Raises CheckpointError when the file is of a version that is not read here, or describes what no weight can have.
+    """
     path = directory / QUANT_NAME
     data = read_json(path)
-    if data.get("schema_version") != SCHEMA_VERSION or not isinstance(data.get("formats"), dict):
+    version = data.get("schema_version")
+    if version not in (1, SCHEMA_VERSION) or not isinstance(data.get("formats"), dict):
         raise CheckpointError(
-            f"{path} has schema version {data.get('schema_version')}, this program reads {SCHEMA_VERSION}; "
-            "quantize again"
+            f"{path} has schema version {version}, this program reads 1 to {SCHEMA_VERSION}; "
+            "quantize again, or use the program that wrote it"
         )
-    known = {item.name for item in fields(WeightFormat)}
+    known = _VERSION_1 if version == 1 else {item.name for item in fields(WeightFormat)}
     formats = {}
-    for name, form in data["formats"].items():
-        if not isinstance(form, dict) or set(form) != known:
+    for name, described in data["formats"].items():
+        if not isinstance(described, dict) or set(described) != known:
             raise CheckpointError(f"{path} describes '{name}' with other fields than {', '.join(sorted(known))}")
-        formats[name] = WeightFormat(**form)
+        form = formats[name] = WeightFormat(**described)
+        if problem := form.problem():
+            raise CheckpointError(f"{path} gives '{name}' {problem}; quantize again")
     return formats

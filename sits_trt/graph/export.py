@@ -131,6 +131,12 @@ def _check(checkpoint: CheckpointLike, tile: TileSpec, limits: EngineLimits) -> 
             f"models of family '{spec.family}' cap their attention scores, which {contract.ATTENTION_PLUGIN} does not; "
             "use engine.backend=eager"
         )
+    for name, form in checkpoint.formats.items():
+        if (form.bits, form.codes, form.activations) != (4, "int", "float16"):
+            raise ExportError(
+                f"{name} is quantized otherwise than to INT4 with 16-bit activations, which is all that "
+                f"{contract.LINEAR_PLUGIN} computes; use engine.backend=eager"
+            )
     if _EMBEDDING not in set(checkpoint):
         raise ExportError(f"the checkpoint has no {_EMBEDDING}; is the download complete?")
     dtype = checkpoint[_EMBEDDING].dtype

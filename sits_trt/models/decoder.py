@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sits_trt.errors import CheckpointError
-from sits_trt.models.linear import DenseLinear, W4A16Linear, fuse
+from sits_trt.models.linear import DenseLinear, Linear, QuantizedLinear, RoundedLinear, W4A16Linear, dequantize_, fuse
 from sits_trt.ops.attention import tiled_attention, tiled_attention_functional
 from sits_trt.ops.kv_pool import code_kind
 from sits_trt.ops.kv_quant import quantized_tiled_attention, quantized_tiled_attention_functional
@@ -63,18 +63,19 @@ class _Tensors:
             (spec.norm_offset + weight.float()).to(weight.dtype) if spec.norm_offset else weight, spec.norm_eps
         )
 
-    def linear(self, name: str) -> DenseLinear | W4A16Linear:
-        bias = self.optional(f"{name}.bias")
-        if name not in self.formats:
+    def linear(self, name: str) -> Linear:
+        bias, form = self.optional(f"{name}.bias"), self.formats.get(name)
+        if form is None:
             return DenseLinear(self.take(f"{name}.weight"), bias)
-        return W4A16Linear(
-            self.take(f"{name}.qweight"),
-            self.take(f"{name}.scales"),
-            self.optional(f"{name}.zeros"),
-            bias,
-            self.optional(f"{name}.input_scale"),
-            self.formats[name].group_size,
-        )
+        input_scale = self.optional(f"{name}.input_scale")
+        if f"{name}.weight" in self.tensors:  # decoded before: what is left of the format is the input's rounding
+            return RoundedLinear(self.take(f"{name}.weight"), bias, input_scale, form)
+        qweight, scales = self.take(f"{name}.qweight"), self.take(f"{name}.scales")
+        zeros = self.optional(f"{name}.zeros")
+        if (form.bits, form.codes, form.activations) != (4, "int", "float16"):
+            return QuantizedLinear(qweight, scales, zeros, bias, input_scale, form)
+        width = form.group_width(2 * qweight.shape[1])
+        return W4A16Linear(qweight, scales, zeros, bias, input_scale, width)
 
     def refuse_leftovers(self) -> None:
         left = sorted(set(self.tensors) - self.used)
@@ -191,11 +192,8 @@ class Decoder(nn.Module):
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def dequantize_(self, dtype: torch.dtype) -> None:
-        """Replace every INT4 layer by its dense equal, in place: the same result, faster without INT4 kernels."""
-        for module in list(self.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, W4A16Linear):
-                    setattr(module, name, child.to_dense(dtype))
+        """Replace every quantized layer by its dense equal, in place: the same result, faster without kernels."""
+        dequantize_(self, dtype)
 
 
 def build_decoder(
@@ -216,13 +214,25 @@ def build_decoder(
     return decoder.eval()
 
 
-def build_layer(spec: ModelSpec, index: int, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> DecoderLayer:
-    """Build decoder layer `index` alone from its own canonical, unquantized tensors.
+def build_layer(
+    spec: ModelSpec,
+    index: int,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    formats: Mapping[str, WeightFormat] | None = None,
+) -> DecoderLayer:
+    """Build decoder layer `index` alone from its own canonical tensors; quantized weights come out dequantized.
 
-    It is the only layer of its model: its KV pool has one layer. A missing or left-over tensor raises CheckpointError.
+    A linear in `formats` whose weight is given decoded rounds its input as its format says. It is the only layer of
+    its model: its KV pool has one layer. A missing or left-over tensor raises CheckpointError.
     """
     own, first = f"model.layers.{index}.", "model.layers.0."
-    source = _Tensors({first + name.removeprefix(own): tensor for name, tensor in tensors.items()}, {}, dtype)
+    source = _Tensors(
+        {first + name.removeprefix(own): tensor for name, tensor in tensors.items()},
+        {first + name.removeprefix(own): form for name, form in (formats or {}).items() if name.startswith(own)},
+        dtype,
+    )
     layer = DecoderLayer(spec.one_layer(index), 0, source)
     source.refuse_leftovers()
+    dequantize_(layer, dtype)
     return layer.eval()

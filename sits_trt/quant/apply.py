@@ -59,8 +59,12 @@ def _tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Te
 
 def _costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str, Any]:
     """Return sizes: `bits_per_weight` over the decoder layers' linears, and how many weights are quantized."""
-    weights = {name: rows * columns for name, ((rows, columns), _) in linear_shapes(spec).items() if name != "lm_head"}
-    bits = sum(size * (formats[name].bits_per_weight() if name in formats else 16) for name, size in weights.items())
+    shapes = {name: shape for name, (shape, _) in linear_shapes(spec).items() if name != "lm_head"}
+    weights = {name: rows * columns for name, (rows, columns) in shapes.items()}
+    bits = sum(
+        size * (formats[name].bits_per_weight(shapes[name][1]) if name in formats else 16)
+        for name, size in weights.items()
+    )
     return {
         "bits_per_weight": bits / sum(weights.values()),
         "quantized_weights": sum(weights[name] for name in formats),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sits_trt.quant.grid import MAX_CODE, Grid, decode, to_stored_scale
+from sits_trt.quant.grid import Grid, decode
 
 _DAMPING = 0.01
 """Part of the mean diagonal that is added to H's, against directions that the calibration text hardly has."""
@@ -53,7 +53,7 @@ def eliminate(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> T
         errors = torch.empty_like(rest[start:stop])
         for place in range(start, stop):
             scale, zero, value = scales[groups[place]], zeros[groups[place]], rest[place]
-            chosen = (value / scale).round_().add_(zero).clamp_(0, MAX_CODE)
+            chosen = grid.nearest_(value / scale, zero)
             codes[place] = chosen
             error = value.sub(chosen.sub_(zero).mul_(scale)).div_(factor[place, place])
             errors[place - start] = error
@@ -77,7 +77,7 @@ def descend(weight: Tensor, hessian: Tensor, codes: Tensor, grid: Grid, group_si
         for column in range(start, stop):
             scale, zero, now = scales[column // group_size], zeros[column // group_size], codes[column]
             steps = slope[column] / (scale * hessian[column, column])
-            chosen = steps.add_(now).sub_(zero).round_().add_(zero).clamp_(0, MAX_CODE)
+            chosen = grid.nearest_(steps.add_(now).sub_(zero), zero)
             change = (chosen - now).mul_(scale)
             codes[column] = chosen
             changes[column - start] = change
@@ -101,7 +101,7 @@ def refit_scales(weight: Tensor, hessian: Tensor, codes: Tensor, grid: Grid) -> 
     pull = 1e-3 * system.diagonal(dim1=1, dim2=2) + torch.finfo(torch.float32).tiny
     solved = torch.linalg.solve(system + torch.diag_embed(pull), right + pull * grid.scales)
     sound = torch.isfinite(solved) & (solved > 0.5 * grid.scales) & (solved < 2 * grid.scales)
-    return Grid(to_stored_scale(torch.where(sound, solved, grid.scales)), grid.zeros)
+    return grid.with_scales(torch.where(sound, solved, grid.scales))
 
 
 def output_error(difference: Tensor, hessian: Tensor) -> float:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sits_trt.checkpoint import Checkpoint
 from sits_trt.models.decoder import RmsNorm, build_layer
 from sits_trt.models.scoring import Agreement, AgreementSums
-from sits_trt.ops import dequantize
 from sits_trt.quant.streams import BlockRunner, Streams, layer_tensors
 
 Progress = Callable[[int, int, str], None]
@@ -31,7 +30,7 @@ def compare_checkpoints(
     for index in range(spec.num_layers):
         progress(index, spec.num_layers, "compare with the float model")
         for checkpoint, stream in ((reference, streams.reference), (quantized, streams.quantized)):
-            layer = build_layer(spec, index, _dense(checkpoint, index), torch.float32)
+            layer = build_layer(spec, index, layer_tensors(checkpoint, index), torch.float32, checkpoint.formats)
             for rows in streams.rows():
                 stream[rows] = runner.run(layer, stream[rows])
     norm = RmsNorm(reference["model.norm.weight"].float(), spec.norm_eps)
@@ -43,14 +42,3 @@ def compare_checkpoints(
         sums.add_block(theirs, ours, block)
     progress(spec.num_layers, spec.num_layers, "compare with the float model")
     return sums.agreement(spec.vocab_size)
-
-
-def _dense(checkpoint: Checkpoint, index: int) -> dict[str, Tensor]:
-    """Return a layer's tensors with INT4 weights dequantized under the names of float ones."""
-    tensors = layer_tensors(checkpoint, index)
-    for name in [name for name in checkpoint.formats if f"{name}.qweight" in tensors]:
-        packed, scales, zeros = (tensors.pop(f"{name}.{part}", None) for part in ("qweight", "scales", "zeros"))
-        assert packed is not None
-        assert scales is not None
-        tensors[f"{name}.weight"] = dequantize(packed, scales, zeros, checkpoint.formats[name].group_size)
-    return tensors

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from sits_trt.errors import QuantizationError
-from sits_trt.layouts import pack_sits
 from sits_trt.models.decoder import DecoderLayer, build_layer
 from sits_trt.quant.compensation import output_error
 from sits_trt.quant.equalization import (
@@ -30,7 +29,7 @@ from sits_trt.quant.equalization import (
     search_channel_scales,
     shared_by_queries,
 )
-from sits_trt.quant.grid import Grid, decode, to_stored_scale
+from sits_trt.quant.grid import Grid, compact_codes, decode, stored_codes
 from sits_trt.quant.rounding import correct_drift, round_weight, scale_inputs, uses_compensation
 from sits_trt.quant.statistics import Statistics
 from sits_trt.quant.streams import BlockRunner, Streams
@@ -87,7 +86,10 @@ class LayerSearch:
         self.grids: dict[str, Grid] = {}
         self.codes: dict[str, Tensor] = {}
         self.result = LayerResult()
-        self.reference_layer = self._build(self.acting)
+        self.rounding = {
+            self.prefix + name: form for name, form in self.formats.items() if form.activations != "float16"
+        }
+        self.reference_layer = self._build(self.acting, {})
         self.layer = self.reference_layer
 
     @torch.inference_mode()
@@ -110,7 +112,7 @@ class LayerSearch:
         return self.result
 
     def _attention_inputs(self) -> None:
-        statistics = self._statistics(_QKV[0])
+        statistics = self._statistics(_QKV)
         for rows in self.streams.rows():
             statistics.add(
                 self.layer.input_norm(self.streams.quantized[rows]),
@@ -120,7 +122,7 @@ class LayerSearch:
 
     def _attention_output(self) -> None:
         reference, quantized = self.streams.reference, self.streams.quantized
-        statistics = self._statistics("self_attn.o_proj")
+        statistics = self._statistics(("self_attn.o_proj",))
         for rows in self.streams.rows():
             reference[rows] += self.reference_layer.o(self.runner.attended(self.reference_layer, reference[rows]))
             missing = reference[rows] - quantized[rows] - self._bias("self_attn.o_proj")
@@ -131,7 +133,7 @@ class LayerSearch:
 
     def _feed_forward_inputs(self) -> None:
         reference, quantized = self.streams.reference, self.streams.quantized
-        statistics = self._statistics(_GATE_UP[0])
+        statistics = self._statistics(_GATE_UP)
         for rows in self.streams.rows():
             quantized[rows] += self.layer.o(self.runner.attended(self.layer, quantized[rows]))
             statistics.add(self.layer.post_norm(quantized[rows]), self.reference_layer.post_norm(reference[rows]))
@@ -140,7 +142,7 @@ class LayerSearch:
 
     def _feed_forward_output(self) -> None:
         reference, quantized = self.streams.reference, self.streams.quantized
-        statistics = self._statistics("mlp.down_proj")
+        statistics = self._statistics(("mlp.down_proj",))
         for rows in self.streams.rows():
             reference[rows] += self.reference_layer.down(self.reference_layer.activated(reference[rows]))
             missing = reference[rows] - quantized[rows] - self._bias("mlp.down_proj")
@@ -148,28 +150,32 @@ class LayerSearch:
         self._decide(("mlp.down_proj",), statistics, statistics.wanted, self._fold_into_up)
 
     def _decide(self, names: tuple[str, ...], statistics: Statistics, wanted: Tensor, fold: Fold) -> None:
-        """Choose factors, grids and codes of the linears `names`, which share the input of `statistics`."""
-        if not any(name in self.formats for name in names):
+        """Choose factors, grids and codes of the linears `names`, which share the input of `statistics`.
+
+        Those that are quantized share one format, as `plan_formats` gives it.
+        """
+        form = next((self.formats[name] for name in names if name in self.formats), None)
+        if form is None:
             return
         hessian, original = statistics.hessian, self._weights(names)
         weight = correct_drift(original, hessian, wanted) if uses_compensation(self.section) else original
         factors = torch.ones(weight.shape[1])
         if self.section.method == "awq":
-            factors = fold(search_channel_scales(weight, statistics.mean_abs, hessian, self.section))
-        codes, grid = round_weight(*scale_inputs(weight, hessian, factors), self.section)
+            factors = fold(search_channel_scales(weight, statistics.mean_abs, hessian, form, self.section))
+        codes, grid = round_weight(*scale_inputs(weight, hessian, factors), form, self.section)
         start = 0
         for name in names:
             rows = slice(start, start + len(self.source[f"{name}.weight"]))
             start = rows.stop
             if name in self.formats:
-                own = Grid(grid.scales[rows], grid.zeros[rows])
+                own = Grid(grid.scales[rows], grid.zeros[rows], form)
                 self._keep_codes(name, codes[rows], own)
                 error = output_error(original[rows] - self.acting[f"{name}.weight"] / factors, hessian)
                 self.result.errors[self.prefix + name] = error / max(output_error(original[rows], hessian), 1e-30)
             else:
                 stored = self.source[f"{name}.weight"]
                 self._keep_float(f"{name}.weight", (stored.float() * factors).to(stored.dtype))
-        self.layer = self._build(self.acting)
+        self.layer = self._build(self.acting, self.rounding)
 
     def _keep_codes(self, name: str, codes: Tensor, grid: Grid) -> None:
         if not torch.isfinite(grid.scales).all():
@@ -180,7 +186,7 @@ class LayerSearch:
         empty = (self.source[f"{name}.weight"].reshape(*grid.scales.shape, -1) == 0).all(-1)
         grouped = codes.reshape(*grid.scales.shape, -1)
         kept = torch.where(empty[..., None], grid.zeros[..., None], grouped).reshape(codes.shape)
-        self.codes[name], self.grids[name] = kept.to(torch.uint8), grid
+        self.codes[name], self.grids[name] = compact_codes(kept, grid.form), grid
         self.acting[f"{name}.weight"] = decode(kept, grid)
 
     def _keep_float(self, name: str, stored: Tensor) -> None:
@@ -210,7 +216,7 @@ class LayerSearch:
     def _fold_into_rows(self, name: str, factors: Tensor) -> None:
         if name in self.grids:
             grid = self.grids[name]
-            self._keep_codes(name, self.codes[name], Grid(to_stored_scale(fold_rows(grid.scales, factors)), grid.zeros))
+            self._keep_codes(name, self.codes[name].float(), grid.with_scales(fold_rows(grid.scales, factors)))
         else:
             stored = self.source[f"{name}.weight"]
             self._keep_float(f"{name}.weight", fold_rows(self.acting[f"{name}.weight"], factors).to(stored.dtype))
@@ -233,8 +239,7 @@ class LayerSearch:
             if name.removesuffix(".weight") not in self.codes:
                 self.result.tensors.setdefault(self.prefix + name, tensor)
         for name, codes in self.codes.items():
-            packed = pack_sits(codes.numpy())
-            self.result.tensors[f"{self.prefix}{name}.qweight"] = torch.from_numpy(packed)
+            self.result.tensors[f"{self.prefix}{name}.qweight"] = stored_codes(codes, self.formats[name])
             self.result.tensors[f"{self.prefix}{name}.scales"] = self.grids[name].scales.half()
             if not self.formats[name].symmetric:
                 self.result.tensors[f"{self.prefix}{name}.zeros"] = self.grids[name].zeros.to(torch.uint8)
@@ -245,8 +250,9 @@ class LayerSearch:
     def _per_query(self, per_kv: Tensor) -> Tensor:
         return shared_by_queries(per_kv, self.spec.num_heads, self.spec.head_dim)
 
-    def _statistics(self, name: str) -> Statistics:
-        return Statistics(self.prefix + name)
+    def _statistics(self, names: tuple[str, ...]) -> Statistics:
+        form = next((self.formats[name] for name in names if name in self.formats), None)
+        return Statistics(self.prefix + names[0], form)
 
     def _weights(self, names: tuple[str, ...]) -> Tensor:
         return torch.cat([self.acting[f"{name}.weight"] for name in names])
@@ -254,6 +260,6 @@ class LayerSearch:
     def _bias(self, name: str) -> Tensor | float:
         return self.acting.get(f"{name}.bias", 0.0)
 
-    def _build(self, tensors: Mapping[str, Tensor]) -> DecoderLayer:
+    def _build(self, tensors: Mapping[str, Tensor], formats: Mapping[str, WeightFormat]) -> DecoderLayer:
         named = {self.prefix + name: tensor for name, tensor in tensors.items()}
-        return build_layer(self.spec, self.streams.layer, named, torch.float32)
+        return build_layer(self.spec, self.streams.layer, named, torch.float32, formats)

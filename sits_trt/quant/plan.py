@@ -1,4 +1,4 @@
-"""Which linear layers become INT4, decided and checked before anything is computed."""
+"""Which linear layers are quantized, and how, decided and checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.errors import QuantizationError, did_you_mean
 from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.spec import ModelSpec, WeightFormat
+from sits_trt.recipe.schemes import weight_format
+from sits_trt.spec import PER_CHANNEL, ModelSpec, WeightFormat
 
 HEAD = "lm_head"
 """Always kept: it decides the logits directly, and is the embedding where the two are tied."""
@@ -26,11 +27,12 @@ def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, Wei
     ignored = {HEAD}
     for pattern in section.ignore:
         ignored |= _matches(pattern, list(shapes))
-    form = WeightFormat(4, section.group_size, section.symmetric)
+    form = weight_format(section)
     chosen = {name: form for name in shapes if name not in ignored}
-    ragged = {name: shapes[name][0][1] for name in chosen if shapes[name][0][1] % section.group_size}
+    widths = {name: shapes[name][0][1] for name in chosen}
+    ragged = {name: width for name, width in widths.items() if width % form.group_width(width)}
     if ragged:
-        raise QuantizationError(_ragged_message(ragged, section.group_size))
+        raise QuantizationError(_ragged_message(ragged, form))
     return chosen
 
 
@@ -62,10 +64,12 @@ def _matches(pattern: str, names: list[str]) -> set[str]:
     return found
 
 
-def _ragged_message(ragged: dict[str, int], group_size: int) -> str:
+def _ragged_message(ragged: dict[str, int], form: WeightFormat) -> str:
     widths = sorted(set(ragged.values()))
     fitting = [size for size in _GROUP_SIZES if all(width % size == 0 for width in widths)]
+    if form.bits == 8:
+        fitting.append(PER_CHANNEL)
     way_out = f"use group_size {' or '.join(map(str, fitting))}, or ignore them" if fitting else "ignore them"
     listed = ", ".join(f"{name} ({width})" for name, width in list(ragged.items())[:8])
     more = f" and {len(ragged) - 8} more" if len(ragged) > 8 else ""
-    return f"group_size {group_size} does not divide the input width of {listed}{more}; {way_out}"
+    return f"group_size {form.group_size} does not divide the input width of {listed}{more}; {way_out}"

@@ -8,6 +8,7 @@ from torch import Tensor
 from sits_trt.quant.compensation import column_weights, damped, descend, eliminate, output_error, refit_scales
 from sits_trt.quant.grid import Grid, decode, encode, fit_grid
 from sits_trt.recipe.schema import QuantizationSection
+from sits_trt.spec import WeightFormat
 
 _REFINEMENTS = 2
 """Rounds of refitting scales and re-choosing codes after the elimination; more change little."""
@@ -27,18 +28,22 @@ def uses_compensation(section: QuantizationSection) -> bool:
     return section.method == "awq" and section.compensation
 
 
-def round_weight(weight: Tensor, hessian: Tensor, section: QuantizationSection) -> tuple[Tensor, Grid]:
+def round_weight(
+    weight: Tensor, hessian: Tensor, form: WeightFormat, section: QuantizationSection
+) -> tuple[Tensor, Grid]:
     """Return codes [out, in] and grid of a weight float32 [out, in] whose inputs have `hessian` [in, in]."""
-    codes, grid = _first_round(weight, hessian, section)
+    codes, grid = _first_round(weight, hessian, form, section)
     if uses_compensation(section):
         solid = damped(hessian)
         for _ in range(_REFINEMENTS):
             grid = refit_scales(weight, solid, codes, grid)
-            codes = descend(weight, solid, codes, grid, section.group_size)
+            codes = descend(weight, solid, codes, grid, form.group_width(weight.shape[1]))
     return codes, grid
 
 
-def trial_error(weight: Tensor, factors: Tensor, hessian: Tensor, section: QuantizationSection) -> float:
+def trial_error(
+    weight: Tensor, factors: Tensor, hessian: Tensor, form: WeightFormat, section: QuantizationSection
+) -> float:
     """Return the output error of a weight that is rounded after its inputs' channels are scaled by `factors` [in].
 
     Without compensation over all outputs, with it over a sample and without refinement.
@@ -46,7 +51,7 @@ def trial_error(weight: Tensor, factors: Tensor, hessian: Tensor, section: Quant
     if uses_compensation(section):
         weight = weight[:: -(-len(weight) // _TRIAL_ROWS)]
     scaled, scaled_hessian = scale_inputs(weight, hessian, factors)
-    codes, grid = _first_round(scaled, scaled_hessian, section)
+    codes, grid = _first_round(scaled, scaled_hessian, form, section)
     return output_error(scaled - decode(codes, grid), scaled_hessian)
 
 
@@ -65,11 +70,13 @@ def correct_drift(weight: Tensor, hessian: Tensor, wanted: Tensor) -> Tensor:
     return weight + torch.cholesky_solve((wanted - weight @ hessian).T, factor).T
 
 
-def _first_round(weight: Tensor, hessian: Tensor, section: QuantizationSection) -> tuple[Tensor, Grid]:
-    size, symmetric, clip = section.group_size, section.symmetric, uses_clip(section)
+def _first_round(
+    weight: Tensor, hessian: Tensor, form: WeightFormat, section: QuantizationSection
+) -> tuple[Tensor, Grid]:
+    clip = uses_clip(section)
     if not uses_compensation(section):
-        grid = fit_grid(weight, size, symmetric, hessian.diagonal() if clip else None)
+        grid = fit_grid(weight, form, hessian.diagonal() if clip else None)
         return encode(weight, grid), grid
     solid = damped(hessian)
-    grid = fit_grid(weight, size, symmetric, column_weights(solid) if clip else None)
-    return eliminate(weight, solid, grid, size), grid
+    grid = fit_grid(weight, form, column_weights(solid) if clip else None)
+    return eliminate(weight, solid, grid, form.group_width(weight.shape[1])), grid

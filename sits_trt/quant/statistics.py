@@ -6,21 +6,25 @@ import torch
 from torch import Tensor
 
 from sits_trt.errors import QuantizationError
+from sits_trt.ops.activation_rounding import round_activations
+from sits_trt.spec import WeightFormat
 
 
 class Statistics:
-    """Sums over tokens at the input x [tokens, in] of linear layers, as the quantized model computes it.
+    """Sums over tokens at the input x [tokens, in] of linear layers, as the quantized model computes and rounds it.
 
     hessian: [in, in], sum of x x^T. wanted: [out or in, in], sum of y x^T with y what the caller wants in place of
     the output, or of the input. mean_abs: [in]. All float32.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, form: WeightFormat | None) -> None:
+        self.name, self.form = name, form
         self.tokens = 0
 
     def add(self, x: Tensor, y: Tensor) -> None:
         """Add the tokens of one block. Raises QuantizationError, naming the layer, unless all values are finite."""
+        if self.form is not None:
+            x = round_activations(x, self.form.activations, self.form.group_width(x.shape[1]))
         absolute = x.abs().sum(0)
         for values, whose in ((absolute, "quantized"), (y, "float")):
             if not torch.isfinite(values).all():

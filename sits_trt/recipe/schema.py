@@ -35,20 +35,24 @@ class CalibrationSection(Section):
 
 
 class QuantizationSection(Section):
-    """How weights become INT4."""
+    """How weights are quantized."""
 
-    scheme: Literal["none", "w4a16"] = "w4a16"
-    """'none' keeps every weight in model.dtype."""
+    scheme: Literal["none", "w4a16", "w8a16", "w4a8", "w8a8-fp8"] = "w4a16"
+    """Bits of weights and of activations in products. 'none' keeps every weight in model.dtype.
+
+    w4a16 and w8a16: INT4 and INT8 weights, 16-bit activations. w4a8: INT4 weights, activations rounded to FP8 (e4m3)
+    with one scale per token. w8a8-fp8: FP8 weights with one scale per output channel, the same activations.
+    Only w4a16 has kernels; the others need engine.backend eager."""
     method: Literal["rtn", "awq"] = "awq"
     """Round to nearest, or activation-aware scale search. Clip and compensation go with awq only."""
     clip: bool = True
     """Search each group's scale and zero point for the smallest activation-weighted error, not its largest weight."""
     compensation: bool = True
     """Choose codes so that each makes up for the error of those before it (GPTQ) and of the layers before it."""
-    group_size: Literal[32, 64, 128] = 64
-    """Inputs that share one scale."""
+    group_size: Literal[-1, 32, 64, 128] = 64
+    """Inputs that share one scale; -1 for one scale per output channel, with w8a16 only. w8a8-fp8 has no groups."""
     symmetric: bool = False
-    """Symmetric codes have no zero points: smaller and accepted by more programs, less exact."""
+    """Symmetric codes have no zero points: smaller and accepted by more programs, less exact. FP8 is symmetric."""
     scale_recover: bool = True
     """Rescale the residual stream per channel after each layer by least squares on the calibration text."""
     ignore: tuple[str, ...] = ("lm_head",)
@@ -56,6 +60,12 @@ class QuantizationSection(Section):
 
     The embedding and lm_head are kept in any case."""
     calibration: CalibrationSection = CalibrationSection()
+
+    @model_validator(mode="after")
+    def scales_that_four_bits_need(self) -> Self:
+        if self.group_size == -1 and self.scheme in ("w4a16", "w4a8"):
+            raise ValueError(f"group_size -1 is for w8a16, {self.scheme} needs groups of 32, 64 or 128")
+        return self
 
 
 class TargetSection(Section):
@@ -201,3 +211,13 @@ class Recipe(Section):
     kv_cache: KvCacheSection = KvCacheSection()
     serving: ServingSection = ServingSection()
     sweep: SweepSection = SweepSection()
+
+    @model_validator(mode="after")
+    def scheme_that_the_backend_runs(self) -> Self:
+        scheme, backend = self.quantization.scheme, self.engine.backend
+        if backend != "eager" and scheme not in ("none", "w4a16"):
+            raise ValueError(
+                f"quantization.scheme {scheme} has no kernels for engine.backend {backend}; "
+                "set engine.backend=eager or quantization.scheme=w4a16"
+            )
+        return self

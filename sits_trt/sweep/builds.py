@@ -10,6 +10,8 @@ from typing import Any
 from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.contract import EngineDetails
 from sits_trt.errors import SitsError
+from sits_trt.recipe.schemes import SCHEMES
+from sits_trt.spec import PER_CHANNEL
 from sits_trt.sweep.result import BuildInfo
 
 
@@ -97,6 +99,9 @@ def _weights(recipe: dict[str, Any]) -> str:
     cache = "" if kv_dtype == "float16" else f", {kv_dtype.upper()} KV cache"
     if q["scheme"] == "none":
         return f"{recipe['model']['dtype']}{cache}"
+    scheme, recovery = SCHEMES[q["scheme"]], ", ScaleRecover" if q["scale_recover"] else ""
+    if scheme.codes != "int":
+        return f"{scheme.title} {q['method'].upper()}{recovery}{cache}"
+    groups = "per channel" if q["group_size"] == PER_CHANNEL else f"g{q['group_size']}"
     zeros = "symmetric" if q["symmetric"] else "zero points"
-    recovery = ", ScaleRecover" if q["scale_recover"] else ""
-    return f"INT4 {q['method'].upper()} g{q['group_size']}, {zeros}{recovery}{cache}"
+    return f"{scheme.title} {q['method'].upper()} {groups}, {zeros}{recovery}{cache}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sits_trt.checkpoint import Checkpoint, open_checkpoint
+from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint
+from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import block_logits, compare
@@ -19,6 +21,8 @@ from sits_trt.quant import apply_scales, search, search_scales
 from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.streams import Streams
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
+from sits_trt.runtime.runners.eager import load_decoder
+from sits_trt.spec import TileSpec
 from tests.support.tiny import write_checkpoint
 
 
@@ -63,9 +67,50 @@ def test_the_quantized_model_stays_near_the_float_one(
     assert report["search"]["calibration_tokens"] == 480
 
 
+SCHEMES = {
+    "w8a16": {"scheme": "w8a16"},
+    "w8a16 per channel": {"scheme": "w8a16", "group_size": -1, "symmetric": True},
+    "w4a8": {"scheme": "w4a8"},
+    "w8a8-fp8": {"scheme": "w8a8-fp8"},
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("method", ["rtn", "awq"])
+def test_every_scheme_is_written_read_and_near_the_float_model(
+    tiny: Path, tmp_path: Path, scheme: str, method: str
+) -> None:
+    quantized = quantize(tiny, section(method=method, **SCHEMES[scheme]), tmp_path)
+    source, blocks = open_checkpoint(tiny), [[(7 * i + 3) % 97 for i in range(60)]]
+    decoder = decoder_of(quantized)
+    scores = compare(decoder_of(source), decoder, blocks)
+    # 4 bits cost most; rounding to e4m3 costs more than 8-bit whole numbers.
+    assert 0 < scores.kl < {"w8a16": 2e-3, "w8a16 per channel": 4e-3, "w4a8": 0.2, "w8a8-fp8": 0.05}[scheme]
+    streamed = compare_checkpoints(source, quantized, blocks, quiet)
+    assert streamed.kl == pytest.approx(scores.kl, rel=0.02)
+    decoder.dequantize_(torch.float32)
+    assert compare(decoder_of(source), decoder, blocks).kl == pytest.approx(scores.kl, rel=0.02)
+    bits = json.loads((tmp_path / "quantized" / "report.json").read_text())["bits_per_weight"]
+    # Layers have 64 and 96 inputs, most of them 64.
+    assert bits == pytest.approx({"w8a16": 8.75, "w4a8": 4.75}.get(scheme, 8.22), abs=0.02)
+
+
+def test_the_activations_of_w4a8_are_rounded_wherever_it_runs(tiny: Path, tmp_path: Path) -> None:
+    """The same weights without rounding are another model: by more than the two ways of running one differ."""
+    quantized = quantize(tiny, section(scheme="w4a8", method="rtn"), tmp_path)
+    ids = [(7 * i + 3) % 97 for i in range(40)]
+    weights_only = {name: replace(form, activations="float16") for name, form in quantized.formats.items()}
+    plain = block_logits(build_decoder(quantized.spec, quantized, weights_only, torch.float32), ids)
+    exact = block_logits(decoder_of(quantized), ids)
+    assert (exact - plain).abs().max() > 0.05
+    served, _ = load_decoder(tmp_path / "quantized", TileSpec.of(quantized.spec), 64, "cpu")
+    assert (block_logits(served, ids) - exact).abs().max() < 0.01
+
+
 @pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"])
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a16"])
 def test_the_search_knows_the_model_that_it_writes(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, family: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last residual streams of the search are those of the two models: biases, folds and windows included."""
     window = {"sliding_window": 24} if family == "MistralForCausalLM" else {}
@@ -80,12 +125,34 @@ def test_the_search_knows_the_model_that_it_writes(
         return streams
 
     monkeypatch.setattr(Streams, "start", watched)
-    quantized = quantize(source, section(), tmp_path)
+    quantized = quantize(source, section(scheme=scheme), tmp_path)
     for checkpoint, stream in ((open_checkpoint(source), seen[0].reference), (quantized, seen[0].quantized)):
         decoder = decoder_of(checkpoint)
         for rows, block in zip(seen[0].rows(), seen[0].blocks, strict=True):  # type: ignore[attr-defined]
             expected = decoder.head(decoder.norm(stream[rows]))
             torch.testing.assert_close(block_logits(decoder, block), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["w4a8", "w8a8-fp8"])
+def test_the_search_rounds_activations_as_the_model_will(
+    tiny: Path, tmp_path: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search's last stream is the written model's. Where a value lies between two codes they may part ways."""
+    seen: list[Streams] = []
+    real = search.LayerSearch
+
+    def watched(*arguments: object) -> object:
+        seen.append(arguments[4])  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search, "LayerSearch", watched)
+    quantized = quantize(tiny, section(scheme=scheme), tmp_path)
+    decoder, stream = decoder_of(quantized), seen[-1]
+    blocks = read_blocks("pydoc", load_tokenizer(tiny), 6, 80, "calibration")
+    expected = torch.cat([block_logits(decoder, block) for block in blocks])
+    found = decoder.head(decoder.norm(stream.quantized))
+    reference = decoder.head(decoder.norm(stream.reference))
+    assert (found - expected).square().mean() < 0.01 * (reference - expected).square().mean()
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -101,9 +168,10 @@ def test_the_report_streams_what_whole_models_would_say(tmp_path: Path, symmetri
         assert streamed.to_dict()[name] == pytest.approx(value, rel=1e-3, abs=1.01 / 192 if "top" in name else 0)
 
 
-def test_the_same_recipe_twice_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a8-fp8"])
+def test_the_same_recipe_twice_gives_the_same_bytes(tiny: Path, tmp_path: Path, scheme: str) -> None:
     for name in ("one", "two"):
-        quantize(tiny, section(), tmp_path / name)
+        quantize(tiny, section(scheme=scheme), tmp_path / name)
     one, two = (tmp_path / name / "quantized" / "model.safetensors" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
 
@@ -158,16 +226,19 @@ def edited(source: Path, change: Callable[[dict[str, Tensor]], None]) -> Path:
     return source
 
 
-def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a16", "w4a8", "w8a8-fp8"])
+def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Path, scheme: str) -> None:
+    groups = scheme != "w8a8-fp8"
+
     def change(tensors: dict[str, Tensor]) -> None:
-        tensors["model.layers.0.mlp.down_proj.weight"][3, 32:64] = 0
+        tensors["model.layers.0.mlp.down_proj.weight"][3, slice(32, 64) if groups else slice(None)] = 0
         tensors["model.layers.0.self_attn.q_proj.weight"][5, :32] = 1e-7
         tensors["model.layers.1.input_layernorm.weight"][7] = 0
         tensors["model.layers.1.mlp.up_proj.weight"][:] = 0
 
     for method in ("rtn", "awq"):
         root = tmp_path / method
-        quantized = quantize(edited(tiny, change), section(method=method), root)
+        quantized = quantize(edited(tiny, change), section(method=method, scheme=scheme), root)
         for name in quantized:
             tensor = quantized[name]
             assert bool(torch.isfinite(tensor).all()), name
@@ -203,12 +274,13 @@ def test_weights_that_are_not_finite_are_refused_by_name(tiny: Path, tmp_path: P
         quantize(edited(tiny, change), section(), tmp_path)
 
 
-def test_activations_that_are_not_finite_are_refused_by_layer(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["w4a16", "w8a8-fp8"])
+def test_activations_that_are_not_finite_are_refused_by_layer(tiny: Path, tmp_path: Path, scheme: str) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors["model.embed_tokens.weight"][:] = float("inf")
 
     with pytest.raises(QuantizationError, match=r"model\.layers\.0\.self_attn\.q_proj"):
-        quantize(edited(tiny, change), section(), tmp_path)
+        quantize(edited(tiny, change), section(scheme=scheme), tmp_path)
 
 
 def test_b13_nothing_is_written_when_the_plan_fails(tiny: Path, tmp_path: Path) -> None:

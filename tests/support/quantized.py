@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from sits_trt.layouts import pack_sits
-from sits_trt.spec import WeightFormat
+from sits_trt.spec import PER_CHANNEL, WeightFormat
+
+FORMS = {
+    "int4": WeightFormat(4, 32, True),
+    "int4 with zeros": WeightFormat(4, 32, False),
+    "int8": WeightFormat(8, PER_CHANNEL, True),
+    "int8 with zeros": WeightFormat(8, 32, False),
+    "fp8": WeightFormat(8, PER_CHANNEL, True, "float8_e4m3"),
+}
+"""A format of every kind of codes, scales and zero points."""
 
 
 def quantize_tensors(

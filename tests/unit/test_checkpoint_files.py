@@ -347,3 +347,37 @@ class TestQuantized:
         (tmp_path / "q" / "sits_quant.json").write_text('{"schema_version": 99, "formats": {}}')
         with pytest.raises(CheckpointError, match="schema version 99"):
             open_checkpoint(tmp_path / "q")
+
+    def test_version_1_files_are_read(self, single: Path, tmp_path: Path) -> None:
+        write_quantized(tmp_path / "q", open_checkpoint(single), self.tensors(single).items(), FORMATS)
+        path = tmp_path / "q" / "sits_quant.json"
+        content = json.loads(path.read_text())
+        assert content["schema_version"] == 2
+        for form in content["formats"].values():
+            del form["codes"], form["activations"]
+        path.write_text(json.dumps(content | {"schema_version": 1}))
+        assert open_checkpoint(tmp_path / "q").formats == FORMATS
+        path.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match="other fields than activations, bits, codes"):
+            open_checkpoint(tmp_path / "q")
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"bits": 3}, "3-bit codes"),
+            ({"codes": "float8_e5m2"}, "'float8_e5m2'"),
+            ({"codes": "float8_e4m3"}, "8-bit floats"),
+            ({"group_size": 0}, "groups of 0"),
+            ({"activations": "int7"}, "'int7'"),
+        ],
+    )
+    def test_formats_that_no_weight_has(
+        self, single: Path, tmp_path: Path, change: dict[str, object], named: str
+    ) -> None:
+        write_quantized(tmp_path / "q", open_checkpoint(single), self.tensors(single).items(), FORMATS)
+        path = tmp_path / "q" / "sits_quant.json"
+        content = json.loads(path.read_text())
+        content["formats"]["model.layers.0.mlp.down_proj"] |= change
+        path.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=f"gives 'model.layers.0.mlp.down_proj' .*{named}"):
+            open_checkpoint(tmp_path / "q")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -140,6 +141,14 @@ def test_refuses_more_positions_than_the_model_has(checkpoint: MemoryCheckpoint,
 def test_refuses_capped_attention(checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:
     spec = replace(checkpoint.spec, family="gemma2", attention_softcap=50.0)
     refused(MemoryCheckpoint(spec, dict(checkpoint), checkpoint.formats), tmp_path, "family 'gemma2' cap.*eager")
+
+
+@pytest.mark.parametrize("change", [{"bits": 8}, {"activations": "float8_e4m3"}])
+def test_refuses_formats_that_the_plugin_does_not_compute(
+    checkpoint: MemoryCheckpoint, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    formats = {name: replace(form, **change) for name, form in checkpoint.formats.items()}
+    refused(MemoryCheckpoint(checkpoint.spec, dict(checkpoint), formats), tmp_path, "otherwise than to INT4.*eager")
 
 
 def test_refuses_a_checkpoint_without_embedding(checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:

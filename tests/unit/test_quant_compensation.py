@@ -12,6 +12,8 @@ from sits_trt.quant.compensation import column_weights, damped, descend, elimina
 from sits_trt.quant.grid import Grid, decode, encode, fit_grid
 from sits_trt.quant.rounding import correct_drift, round_weight
 from sits_trt.recipe.schema import QuantizationSection
+from sits_trt.spec import WeightFormat
+from tests.support.quantized import FORMS
 
 
 def problem(rows: int = 24, columns: int = 160, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,6 +32,16 @@ def test_output_error_is_the_error_of_the_outputs() -> None:
     assert output_error(weight - other, hessian) == pytest.approx(expected, rel=1e-3)
 
 
+def nearest(values: Tensor, form: WeightFormat) -> Tensor:
+    """Return the nearest representable differences from the zero point, by comparing with each of them."""
+    if form.codes == "float8_e4m3":
+        every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+        every = every[every.isfinite()]
+    else:
+        every = torch.arange(-(2**form.bits), 2**form.bits).double()
+    return every[(values[:, None] - every).abs().argmin(1)]
+
+
 def plain_elimination(weight: Tensor, hessian: Tensor, grid: Grid, group_size: int) -> Tensor:
     """Optimal Brain Quantization from the strongest input to the weakest, with explicit inverses in float64."""
     rest, hessian = weight.double().clone(), hessian.double()
@@ -39,40 +51,44 @@ def plain_elimination(weight: Tensor, hessian: Tensor, grid: Grid, group_size: i
         left = order[place:]
         inverse = torch.linalg.inv(hessian[left][:, left])
         scales, zeros = grid.scales[:, column // group_size].double(), grid.zeros[:, column // group_size].double()
-        codes[:, column] = (torch.round(rest[:, column] / scales) + zeros).clamp(0, 15)
+        codes[:, column] = nearest(rest[:, column] / scales, grid.form) + zeros
+        if grid.form.codes == "int":
+            codes[:, column].clamp_(0, 2**grid.form.bits - 1)
         error = (rest[:, column] - (codes[:, column] - zeros) * scales) / inverse[0, 0]
         rest[:, left] -= error[:, None] * inverse[0]
     return codes.float()
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_elimination_equals_its_plain_twin(symmetric: bool) -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_elimination_equals_its_plain_twin(form: WeightFormat) -> None:
     weight, _, hessian = problem(seed=1)
-    grid, solid = fit_grid(weight, 32, symmetric, None), damped(hessian)
-    fast, slow = eliminate(weight, solid, grid, 32), plain_elimination(weight, solid, grid, 32)
+    grid, solid = fit_grid(weight, form, None), damped(hessian)
+    width = form.group_width(160)
+    fast, slow = eliminate(weight, solid, grid, width), plain_elimination(weight, solid, grid, width)
     # Float32 may round a near tie the other way, after which the row goes on differently: rows are compared.
+    # With 8 bits there are 16 times as many ties to come near to.
     same = (fast == slow).all(1).float().mean()
-    assert same >= 0.9
+    assert same >= (0.9 if form.bits == 4 else 0.6)
     assert output_error(weight - decode(fast, grid), hessian) == pytest.approx(
         output_error(weight - decode(slow, grid), hessian), rel=0.02
     )
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_each_step_lowers_the_output_error(symmetric: bool) -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_each_step_lowers_the_output_error(form: WeightFormat) -> None:
     weight, _, hessian = problem(seed=2)
     solid = damped(hessian)
-    grid = fit_grid(weight, 32, symmetric, hessian.diagonal())
+    grid, width = fit_grid(weight, form, hessian.diagonal()), form.group_width(160)
 
     def error(codes: Tensor, grid: Grid) -> float:
         return output_error(weight - decode(codes, grid), solid)
 
-    codes = eliminate(weight, solid, grid, 32)
+    codes = eliminate(weight, solid, grid, width)
     errors = [error(encode(weight, grid), grid), error(codes, grid)]
     for _ in range(2):
         grid = refit_scales(weight, solid, codes, grid)
         errors.append(error(codes, grid))
-        codes = descend(weight, solid, codes, grid, 32)
+        codes = descend(weight, solid, codes, grid, width)
         errors.append(error(codes, grid))
     assert errors[1] < 0.7 * errors[0]
     # Scales are rounded to float16 after the fit.
@@ -93,7 +109,7 @@ def test_column_weights_price_a_columns_error_after_compensation() -> None:
 
 def test_a_sweep_ends_where_no_single_code_can_be_better() -> None:
     weight, _, hessian = problem(rows=3, columns=64, seed=3)
-    solid, grid = damped(hessian), fit_grid(weight, 32, True, None)
+    solid, grid = damped(hessian), fit_grid(weight, FORMS["int4"], None)
     codes = encode(weight, grid)
     for _ in range(50):
         after = descend(weight, solid, codes, grid, 32)
@@ -110,7 +126,7 @@ def test_a_sweep_ends_where_no_single_code_can_be_better() -> None:
 def test_refitted_scales_solve_the_least_squares_problem() -> None:
     weight, inputs, hessian = problem(rows=4, columns=64, seed=4)
     codes = torch.randint(0, 16, (4, 64), generator=torch.Generator().manual_seed(0)).float()
-    start = Grid(torch.full((4, 2), 0.2), torch.full((4, 2), 8.0))
+    start = Grid(torch.full((4, 2), 0.2), torch.full((4, 2), 8.0), FORMS["int4"])
     refitted = refit_scales(weight, hessian, codes, start)
     for row in range(4):
         parts = ((codes[row] - 8) * inputs).reshape(-1, 2, 32).sum(-1).double()
@@ -124,16 +140,18 @@ def test_refitted_scales_solve_the_least_squares_problem() -> None:
                 assert found == pytest.approx(0.2, rel=1e-3)
 
 
-def test_degenerate_inputs_give_finite_results() -> None:
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_degenerate_inputs_give_finite_results(form: WeightFormat) -> None:
     """B14: dead channels, a Hessian of rank one, and none at all."""
     weight, inputs, _ = problem(rows=6, columns=64)
     section = QuantizationSection(group_size=32)
     inputs[:, :40] = 0
     for some in (inputs, inputs[:1], torch.zeros(4, 64)):
-        codes, grid = round_weight(weight, some.T @ some, section)
+        codes, grid = round_weight(weight, some.T @ some, form, section)
         assert bool(torch.isfinite(decode(codes, grid)).all())
         assert bool((grid.scales > 0).all())
-        assert bool(((codes >= 0) & (codes <= 15)).all())
+        low, high = (-448, 448) if form.codes == "float8_e4m3" else (0, 2**form.bits - 1)
+        assert bool(((codes >= low) & (codes <= high)).all())
 
 
 def test_drift_correction_makes_up_for_scaled_inputs_and_leaves_equal_ones_alone() -> None:

@@ -20,6 +20,7 @@ from sits_trt.quant.grid import decode
 from sits_trt.quant.rounding import round_weight, scale_inputs
 from sits_trt.recipe.schema import QuantizationSection
 from tests.support.decode import whole_logits
+from tests.support.quantized import FORMS
 from tests.support.tiny import tiny_spec, tiny_tensors
 
 
@@ -86,11 +87,11 @@ def test_the_search_finds_factors_that_help_where_channels_differ(compensation: 
     inputs = torch.randn(300, 64, generator=generator)
     inputs[:, ::7] *= 30
     weight, hessian = torch.randn(32, 64, generator=generator), inputs.T @ inputs
-    section = QuantizationSection(group_size=32, symmetric=True, clip=False, compensation=compensation)
-    found = search_channel_scales(weight, inputs.abs().mean(0), hessian, section)
+    section = QuantizationSection(clip=False, compensation=compensation)
+    found = search_channel_scales(weight, inputs.abs().mean(0), hessian, FORMS["int4"], section)
 
     def error(scale: Tensor) -> float:
-        codes, grid = round_weight(*scale_inputs(weight, hessian, scale), section)
+        codes, grid = round_weight(*scale_inputs(weight, hessian, scale), FORMS["int4"], section)
         return output_error(weight - decode(codes, grid) / scale, hessian)
 
     assert error(found) < 0.7 * error(torch.ones(64))

@@ -7,7 +7,7 @@ import pytest
 from sits_trt.errors import QuantizationError
 from sits_trt.quant.plan import plan_formats
 from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.spec import RopeSpec, WeightFormat
+from sits_trt.spec import PER_CHANNEL, RopeSpec, WeightFormat
 from tests.support.tiny import tiny_spec
 
 
@@ -63,3 +63,11 @@ def test_b13_group_sizes_that_do_not_divide_are_refused_with_the_layers() -> Non
 def test_families_that_the_search_does_not_understand_are_refused(switch: dict[str, object]) -> None:
     with pytest.raises(QuantizationError, match="family 'other' cannot be quantized yet"):
         plan_formats(tiny_spec(family="other", **switch), section())
+
+
+def test_one_scale_per_channel_fits_every_width() -> None:
+    with pytest.raises(QuantizationError, match="use group_size 32 or -1, or ignore"):
+        plan_formats(tiny_spec(), section(scheme="w8a16", group_size=64))
+    for values in ({"scheme": "w8a16", "group_size": -1}, {"scheme": "w8a8-fp8", "group_size": 128}):
+        formats = plan_formats(tiny_spec(intermediate_size=90), section(**values))
+        assert {(form.bits, form.group_size) for form in formats.values()} == {(8, PER_CHANNEL)}

@@ -9,8 +9,10 @@ import pytest
 
 from sits_trt.errors import RecipeError
 from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe, recipe_of_build
+from sits_trt.recipe.schema import QuantizationSection
+from sits_trt.recipe.schemes import average_bits, weight_format
 from sits_trt.recipe.strict_yaml import parse_yaml
-from sits_trt.spec import CODED_KV_DTYPES
+from sits_trt.spec import CODED_KV_DTYPES, PER_CHANNEL, WeightFormat
 
 MINIMAL = "model: {source: somewhere}\ntarget: {sku: cpu}\n"
 
@@ -60,6 +62,7 @@ def test_b01_scalars_are_yaml_1_2(text: str, value: object) -> None:
         ("serving.max_batch_size=0", "serving.max_batch_size"),
         ("kv_cache.memory_fraction=1e5", "kv_cache.memory_fraction"),
         ("quantization.group_size=48", "quantization.group_size"),
+        ("quantization.group_size=-1", "quantization"),
         ("engine.prompt_tokens.p50=100000", "engine.prompt_tokens"),
         ("target.sku=a100", "target.sku"),
         ("quantisation.group_size=64", "quantisation"),
@@ -73,6 +76,32 @@ def test_b01_wrong_value_is_refused_by_key(tmp_path: Path, override: str, key: s
         load_recipe(write(tmp_path, MINIMAL), [override])
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a8", "w8a8-fp8"])
+@pytest.mark.parametrize("backend", ["tensorrt-rtx", "tensorrt", "cuda"])
+def test_schemes_without_kernels_are_refused_with_the_way_out(tmp_path: Path, scheme: str, backend: str) -> None:
+    path = write(tmp_path, MINIMAL)
+    with pytest.raises(RecipeError, match=f"scheme {scheme} has no kernels for .*{backend}; set engine.backend=eager"):
+        load_recipe(path, [f"quantization.scheme={scheme}", f"engine.backend={backend}"])
+    assert load_recipe(path, [f"quantization.scheme={scheme}", "engine.backend=eager"]).quantization.scheme == scheme
+
+
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [
+        ("w4a16", WeightFormat(4, 32, False)),
+        ("w8a16", WeightFormat(8, 32, False)),
+        ("w4a8", WeightFormat(4, 32, False, activations="float8_e4m3")),
+        ("w8a8-fp8", WeightFormat(8, PER_CHANNEL, True, "float8_e4m3", "float8_e4m3")),
+    ],
+)
+def test_schemes_and_their_formats(scheme: str, form: WeightFormat) -> None:
+    section = QuantizationSection.model_validate({"scheme": scheme, "group_size": 32})
+    assert weight_format(section) == form
+    assert not form.problem()
+    assert average_bits(section, 64) == {"w4a16": 4.75, "w8a16": 8.75, "w4a8": 4.75, "w8a8-fp8": 8.25}[scheme]
+    assert average_bits(QuantizationSection(scheme="none"), 64) == 16
 
 
 def test_b01_float_in_exponent_form_is_a_number(tmp_path: Path) -> None:
