@@ -109,7 +109,8 @@ class DecoderLayer(nn.Module):
             self.k_norm = tensors.norm(f"{prefix}.self_attn.k_norm.weight", spec)
         self.register_buffer("recover", tensors.optional(f"{prefix}.scale_recover"))
 
-    def _normed_heads(self, qkv: Tensor) -> Tensor:
+    def normed_heads(self, qkv: Tensor) -> Tensor:
+        """Return qkv [tokens, (heads + 2 * kv_heads) * head_dim] with each head of q and k normed."""
         heads = qkv.reshape(qkv.shape[0], -1, self.spec.head_dim)
         q, k, v = heads.split((self.spec.num_heads, self.spec.num_kv_heads, self.spec.num_kv_heads), dim=1)
         return torch.cat((self.q_norm(q), self.k_norm(k), v), dim=1).reshape(qkv.shape)
@@ -121,7 +122,7 @@ class DecoderLayer(nn.Module):
         """Return the input of `o` [tokens, heads * head_dim] for the residual stream x [tokens, hidden]."""
         qkv = self.qkv(self.input_norm(x))
         if self.spec.qk_norm:
-            qkv = self._normed_heads(qkv)
+            qkv = self.normed_heads(qkv)
         # Left out where there is none: the exported op then has no argument that engines do not know.
         softcap = (self.spec.attention_softcap,) if self.spec.attention_softcap else ()
         places = (tile_table, context_lens, query_starts, table)
@@ -138,7 +139,11 @@ class DecoderLayer(nn.Module):
 
     def activated(self, x: Tensor) -> Tensor:
         """Return the input of `down` [tokens, intermediate] for the residual stream x [tokens, hidden]."""
-        gate, up = self.gate_up(self.post_norm(x)).chunk(2, dim=-1)
+        return self.gated(self.gate_up(self.post_norm(x)))
+
+    def gated(self, gate_up: Tensor) -> Tensor:
+        """Return activation(gate) * up for gate and up side by side, [tokens, 2 * intermediate]."""
+        gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[self.spec.activation](gate) * up
 
     def forward(
@@ -187,7 +192,11 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             table = self.second_rope if index in self.spec.second_rope_layers else self.rope
             x = layer(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales)
-        logits = self.head(self.norm(x.index_select(0, logit_indices))).float()
+        return self.logits(self.norm(x.index_select(0, logit_indices)))
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return float32 logits [outputs, vocab_size] for normed streams [outputs, hidden]."""
+        logits = self.head(normed).float()
         cap = self.spec.logit_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 

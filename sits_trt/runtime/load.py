@@ -10,11 +10,13 @@ from sits_trt.artifacts import read_manifest
 from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.contract import EngineDetails, EngineLimits
 from sits_trt.errors import SitsError
+from sits_trt.models import Decoder
 from sits_trt.runtime.executor import Executor
 from sits_trt.runtime.pool import available_host_bytes, pool_tiles
 from sits_trt.runtime.runners.base import Runner
 from sits_trt.runtime.runners.eager import EagerRunner, cuda_available, free_cuda_bytes, load_decoder
 from sits_trt.runtime.runners.null import NullRunner
+from sits_trt.spec import TileSpec
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,8 @@ def load_executor(
 
     max_batch_size: sequences in flight, at most the engine's own bound, which is the default.
     max_queue_size, queue_timeout_ms: as in Executor. memory_fraction, max_tiles: as in the recipe's kv_cache section.
-    device: 'cpu', 'cuda' or 'auto'. runner: 'eager', 'null' (no model: to test what lies around it) or 'auto'.
+    device: 'cpu', 'cuda' or 'auto'. runner: 'eager', 'cuda' (the build's kernel bundle), 'null' (no model: to test what
+    lies around it) or 'auto'.
     `Executor.description` says which runner it is and why. Raises SitsError when the engine cannot run here.
     """
     details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details, engine_dir)
@@ -48,10 +51,14 @@ def load_executor(
         tiles = max_tiles or limits.max_batch_size * tile.tiles_for(limits.max_seq_tokens)
         made = NullRunner(tile, tiles, details.model.vocab_size)
     else:
-        decoder, tile = load_decoder(checkpoint_dir, details.tile, limits.max_seq_tokens, place)
+        decoder, tile = load_decoder(checkpoint_dir, details.tile, limits.max_seq_tokens, place, kind == "cuda")
         on_gpu = place == "cuda"
         available = free_cuda_bytes() if on_gpu else available_host_bytes()
-        made = EagerRunner(decoder, tile, pool_tiles(tile, limits, available, memory_fraction, max_tiles, on_gpu))
+        tiles = pool_tiles(tile, limits, available, memory_fraction, max_tiles, on_gpu)
+        if kind == "cuda":
+            made = _cuda_runner(decoder, tile, tiles, limits, engine_dir / details.kernels)
+        else:
+            made = EagerRunner(decoder, tile, tiles)
     description = f"{kind} runner on {place}: {reason}"
     logger.info("%s; %d tiles of %d tokens", description, made.num_tiles, tile.tile_tokens)
     return Executor(
@@ -72,18 +79,30 @@ def choose_runner(backend: str, runner: str, device: str, has_cuda: bool) -> tup
 
     Raises SitsError for an unknown name and for a GPU that is not there.
     """
-    if runner not in ("auto", "eager", "null"):
-        raise SitsError(f"there is no runner '{runner}'; choose auto, eager or null")
+    if runner not in ("auto", "eager", "cuda", "null"):
+        raise SitsError(f"there is no runner '{runner}'; choose auto, eager, cuda or null")
     if device not in ("auto", "cpu", "cuda"):
         raise SitsError(f"there is no device '{device}'; choose auto, cpu or cuda")
     if runner == "null":
         return "null", "cpu", "asked for; answers are pseudo-random and need no model"
-    if device == "cuda" and not has_cuda:
-        raise SitsError("device 'cuda' was asked for, but torch sees no NVIDIA GPU here; use 'cpu' or 'auto'")
+    if "cuda" in (device, runner) and not has_cuda:
+        raise SitsError("'cuda' was asked for, but torch sees no NVIDIA GPU here; use device 'cpu' and runner 'eager'")
+    if runner == "cuda":
+        return "cuda", "cuda", "asked for"
     place = device if device != "auto" else "cuda" if has_cuda else "cpu"
     here = "asked for" if device != "auto" else "an NVIDIA GPU is here" if has_cuda else "no NVIDIA GPU is here"
     instead = "" if backend == "eager" else f"; it computes what the {backend} engine does, from the same checkpoint"
     return "eager", place, here + instead
+
+
+def _cuda_runner(decoder: Decoder, tile: TileSpec, tiles: int, limits: EngineLimits, kernels_dir: Path) -> Runner:
+    # Needs the CUDA driver's bindings, which a machine without a GPU may do without.
+    from sits_plugins.bundle import KernelBundle
+    from sits_plugins.launch import BundleLauncher
+
+    from sits_trt.runtime.runners.cuda import CudaRunner
+
+    return CudaRunner(decoder, tile, tiles, limits, BundleLauncher(KernelBundle.load(kernels_dir)))
 
 
 def _limits(limits: EngineLimits, max_batch_size: int | None) -> EngineLimits:

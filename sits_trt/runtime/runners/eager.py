@@ -55,18 +55,21 @@ def free_cuda_bytes() -> int:
     return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
-def load_decoder(checkpoint_dir: Path, tile: TileSpec, num_positions: int, device: str) -> tuple[Decoder, TileSpec]:
+def load_decoder(
+    checkpoint_dir: Path, tile: TileSpec, num_positions: int, device: str, keep_int4: bool = False
+) -> tuple[Decoder, TileSpec]:
     """Load a checkpoint for `device` ('cpu' or 'cuda'); return the decoder and the tile geometry of its pool.
 
     On a CPU everything is float32, as 16-bit arithmetic is emulated there; so is the pool, unless it holds codes. On
-    a GPU weights and activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once: torch
-    has no kernel for them.
+    a GPU weights and activations keep the type of the checkpoint's embedding. INT4 layers are dequantized once, as
+    torch has no kernel for them, unless `keep_int4`.
     """
     if device == "cpu":
         leave_a_core()
     checkpoint = open_checkpoint(checkpoint_dir)
     dtype = torch.float32 if device == "cpu" else checkpoint["model.embed_tokens.weight"].dtype
     decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, dtype, num_positions)
-    decoder.dequantize_(dtype)
+    if not keep_int4:
+        decoder.dequantize_(dtype)
     float_pool = device == "cpu" and not tile.is_coded
     return decoder.to(device), replace(tile, kv_dtype="float32") if float_pool else tile
