@@ -23,6 +23,11 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), or x as it is for a cap of 0."""
+    return cap * torch.tanh(x / cap) if cap else x
+
+
 class RmsNorm(nn.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019) over the last dimension; weight [size]."""
 
@@ -146,14 +151,21 @@ class DecoderLayer(nn.Module):
         gate, up = gate_up.chunk(2, dim=-1)
         return ACTIVATIONS[self.spec.activation](gate) * up
 
+    def attention_change(self, output: Tensor) -> Tensor:
+        """Return what attention adds to the residual stream, for the output of `o`; both [tokens, hidden]."""
+        return self.attention_output_norm(output) if self.spec.post_norms else output
+
+    def mlp_change(self, output: Tensor) -> Tensor:
+        """Return what the feed-forward network adds to the residual stream, for the output of `down`."""
+        return self.mlp_output_norm(output) if self.spec.post_norms else output
+
     def forward(
         self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor,
         kv_scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        out = self.o(self.attended(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales))
-        x = x + (self.attention_output_norm(out) if self.spec.post_norms else out)
-        out = self.down(self.activated(x))
-        x = x + (self.mlp_output_norm(out) if self.spec.post_norms else out)
+        attended = self.attended(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales)
+        x = x + self.attention_change(self.o(attended))
+        x = x + self.mlp_change(self.down(self.activated(x)))
         return x if self.recover is None else scale_recover(x, self.recover)
 
 
@@ -196,9 +208,7 @@ class Decoder(nn.Module):
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return float32 logits [outputs, vocab_size] for normed streams [outputs, hidden]."""
-        logits = self.head(normed).float()
-        cap = self.spec.logit_softcap
-        return cap * torch.tanh(logits / cap) if cap else logits
+        return soft_cap(self.head(normed).float(), self.spec.logit_softcap)
 
     def dequantize_(self, dtype: torch.dtype) -> None:
         """Replace every quantized layer by its dense equal, in place: the same result, faster without kernels."""

@@ -53,13 +53,15 @@ def search_channel_scales(
     return best
 
 
-def fold_norm(weight: Tensor, factors: Tensor, plus_one: bool = False) -> Tensor:
-    """Return a norm's stored weight [size] divided by `factors`, in its own dtype.
+def fold_norm(weight: Tensor, factors: Tensor, offset: float = 0.0) -> Tensor:
+    """Return the stored weight [size] of a norm that multiplies by offset + weight, divided by `factors`.
 
-    `plus_one` is for norms that multiply by (1 + weight), as Gemma's do.
+    Gemma's norms have the offset 1. The result has the weight's dtype; a channel that would be zero in it, but was
+    not, keeps its weight.
     """
-    offset = 1.0 if plus_one else 0.0
-    return ((weight.float() + offset) / factors - offset).to(weight.dtype)
+    before = offset + weight.float()
+    folded = (before / factors - offset).to(weight.dtype)
+    return torch.where((offset + folded.float() == 0) & (before != 0), weight, folded)
 
 
 def fold_rows(weight: Tensor, factors: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sits_trt.checkpoint import Checkpoint
-from sits_trt.models.decoder import RmsNorm, build_layer
+from sits_trt.models.decoder import RmsNorm, build_layer, soft_cap
 from sits_trt.models.scoring import Agreement, AgreementSums
 from sits_trt.quant.streams import BlockRunner, Streams, layer_tensors
 
@@ -25,7 +25,7 @@ def compare_checkpoints(
     and the logits of one block.
     """
     spec = reference.spec
-    streams = Streams.start(reference["model.embed_tokens.weight"], blocks)
+    streams = Streams.start(reference["model.embed_tokens.weight"], blocks, spec.embedding_scale)
     runner = BlockRunner(spec, max(streams.lengths))
     for index in range(spec.num_layers):
         progress(index, spec.num_layers, "compare with the float model")
@@ -33,12 +33,15 @@ def compare_checkpoints(
             layer = build_layer(spec, index, layer_tensors(checkpoint, index), torch.float32, checkpoint.formats)
             for rows in streams.rows():
                 stream[rows] = runner.run(layer, stream[rows])
-    norm = RmsNorm(reference["model.norm.weight"].float(), spec.norm_eps)
+    norm = RmsNorm(spec.norm_offset + reference["model.norm.weight"].float(), spec.norm_eps)
     name = "lm_head.weight" if "lm_head.weight" in reference else "model.embed_tokens.weight"
     head = reference[name].float()
     sums = AgreementSums()
     for rows, block in zip(streams.rows(), blocks, strict=True):
-        theirs, ours = (nn.functional.linear(norm(x[rows]), head) for x in (streams.reference, streams.quantized))
+        theirs, ours = (
+            soft_cap(nn.functional.linear(norm(x[rows]), head), spec.logit_softcap)
+            for x in (streams.reference, streams.quantized)
+        )
         sums.add_block(theirs, ours, block)
     progress(spec.num_layers, spec.num_layers, "compare with the float model")
     return sums.agreement(spec.vocab_size)

@@ -7,7 +7,9 @@ Each group's input is that of the model as quantized so far, and is gathered bef
     gate, up   input: normed stream        wanted: what the float model computes
     down       input: gated activations    wanted: the float model's stream after the layer
 
-so that, with compensation, each group also makes up for the drift of everything before it.
+so that, with compensation, each group also makes up for the drift of everything before it. Where a norm follows o
+and down before the residual stream (Gemma 2 and 3), drift cannot pass through it: what is wanted there is the float
+layer's own output.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class LayerSearch:
         self._feed_forward_inputs()
         self._feed_forward_output()
         for rows in self.streams.rows():
-            quantized[rows] += self.layer.down(self.layer.activated(quantized[rows]))
+            quantized[rows] += self.layer.mlp_change(self.layer.down(self.layer.activated(quantized[rows])))
         if self.section.scale_recover:
             self._recover_scale()
         self.result.drift = float((reference - quantized).square().sum() / reference.square().sum())
@@ -124,9 +126,10 @@ class LayerSearch:
         reference, quantized = self.streams.reference, self.streams.quantized
         statistics = self._statistics(("self_attn.o_proj",))
         for rows in self.streams.rows():
-            reference[rows] += self.reference_layer.o(self.runner.attended(self.reference_layer, reference[rows]))
-            missing = reference[rows] - quantized[rows] - self._bias("self_attn.o_proj")
-            statistics.add(self.runner.attended(self.layer, quantized[rows]), missing)
+            output = self.reference_layer.o(self.runner.attended(self.reference_layer, reference[rows]))
+            reference[rows] += self.reference_layer.attention_change(output)
+            attended = self.runner.attended(self.layer, quantized[rows])
+            statistics.add(attended, *self._wanted("self_attn.o_proj", output, reference[rows] - quantized[rows]))
         # Query heads that read one kv head share v's rows, hence their factors.
         statistics.absolute = self._per_query(self._per_kv(statistics.absolute))
         self._decide(("self_attn.o_proj",), statistics, statistics.wanted, self._fold_into_v)
@@ -135,7 +138,8 @@ class LayerSearch:
         reference, quantized = self.streams.reference, self.streams.quantized
         statistics = self._statistics(_GATE_UP)
         for rows in self.streams.rows():
-            quantized[rows] += self.layer.o(self.runner.attended(self.layer, quantized[rows]))
+            attended = self.runner.attended(self.layer, quantized[rows])
+            quantized[rows] += self.layer.attention_change(self.layer.o(attended))
             statistics.add(self.layer.post_norm(quantized[rows]), self.reference_layer.post_norm(reference[rows]))
         wanted = self._weights(_GATE_UP) @ statistics.wanted
         self._decide(_GATE_UP, statistics, wanted, self._norm_fold("post_attention_layernorm"))
@@ -144,10 +148,24 @@ class LayerSearch:
         reference, quantized = self.streams.reference, self.streams.quantized
         statistics = self._statistics(("mlp.down_proj",))
         for rows in self.streams.rows():
-            reference[rows] += self.reference_layer.down(self.reference_layer.activated(reference[rows]))
-            missing = reference[rows] - quantized[rows] - self._bias("mlp.down_proj")
-            statistics.add(self.layer.activated(quantized[rows]), missing)
+            output = self.reference_layer.down(self.reference_layer.activated(reference[rows]))
+            reference[rows] += self.reference_layer.mlp_change(output)
+            activated = self.layer.activated(quantized[rows])
+            statistics.add(activated, *self._wanted("mlp.down_proj", output, reference[rows] - quantized[rows]))
         self._decide(("mlp.down_proj",), statistics, statistics.wanted, self._fold_into_up)
+
+    def _wanted(self, name: str, output: Tensor, missing: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the weight of o or down should make of its inputs [tokens, hidden], and sizes [tokens, 1].
+
+        output: what the float layer makes of its own inputs. missing: what the quantized stream lacks to the float
+        one after it, both [tokens, hidden]. The norm behind `output`, where there is one, brings every token to the
+        same size: errors count relative to the token's.
+        """
+        bias = self.acting.get(f"{name}.bias", torch.zeros(()))
+        if not self.spec.post_norms:
+            return missing - bias, None
+        sizes = output.square().mean(-1, keepdim=True).add_(self.spec.norm_eps).sqrt_()
+        return output - bias, sizes
 
     def _decide(self, names: tuple[str, ...], statistics: Statistics, wanted: Tensor, fold: Fold) -> None:
         """Choose factors, grids and codes of the linears `names`, which share the input of `statistics`.
@@ -197,10 +215,10 @@ class LayerSearch:
 
     def _norm_fold(self, norm: str) -> Fold:
         def fold(factors: Tensor) -> Tensor:
-            name = f"{norm}.weight"
-            before = self.acting[name]
-            self._keep_float(name, fold_norm(self.source[name], factors))
-            after = self.acting[name]
+            name, offset = f"{norm}.weight", self.spec.norm_offset
+            before = offset + self.acting[name]
+            self._keep_float(name, fold_norm(self.source[name], factors, offset))
+            after = offset + self.acting[name]
             return torch.where(after == 0, torch.ones_like(factors), before / after)
 
         return fold
@@ -256,9 +274,6 @@ class LayerSearch:
 
     def _weights(self, names: tuple[str, ...]) -> Tensor:
         return torch.cat([self.acting[f"{name}.weight"] for name in names])
-
-    def _bias(self, name: str) -> Tensor | float:
-        return self.acting.get(f"{name}.bias", 0.0)
 
     def _build(self, tensors: Mapping[str, Tensor], formats: Mapping[str, WeightFormat]) -> DecoderLayer:
         named = {self.prefix + name: tensor for name, tensor in tensors.items()}

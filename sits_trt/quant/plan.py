@@ -19,10 +19,9 @@ _GROUP_SIZES = (128, 64, 32)
 def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, WeightFormat]:
     """Return the format of every linear layer that is to be quantized, by name, in the order of the model.
 
-    Raises QuantizationError when an ignore pattern matches no linear layer, when the group size does not divide
-    the input width of a layer, or for a family whose layers the search does not understand.
+    Raises QuantizationError when an ignore pattern matches no linear layer, or when the group size does not divide
+    the input width of a layer.
     """
-    _check_family(spec)
     shapes = linear_shapes(spec)
     ignored = {HEAD}
     for pattern in section.ignore:
@@ -34,14 +33,6 @@ def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, Wei
     if ragged:
         raise QuantizationError(_ragged_message(ragged, form))
     return chosen
-
-
-def _check_family(spec: ModelSpec) -> None:
-    """Refuse what `layer_search` and `streams` would get wrong: they know plain norms and one RoPE table."""
-    if spec.norm_offset or spec.post_norms or spec.embedding_scale != 1 or spec.second_rope is not None:
-        raise QuantizationError(
-            f"models of family '{spec.family}' cannot be quantized yet; build them with quantization.scheme=none"
-        )
 
 
 def _matches(pattern: str, names: list[str]) -> set[str]:

@@ -58,7 +58,9 @@ def search_scales(
         "calibration",
     )
     out_dir.mkdir(parents=True, exist_ok=True)
-    streams = _resume(out_dir) or Streams.start(checkpoint["model.embed_tokens.weight"], blocks)
+    streams = _resume(out_dir) or Streams.start(
+        checkpoint["model.embed_tokens.weight"], blocks, checkpoint.spec.embedding_scale
+    )
     runner = BlockRunner(checkpoint.spec, max(streams.lengths))
     total = checkpoint.spec.num_layers
     while streams.layer < total:

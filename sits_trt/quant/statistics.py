@@ -21,10 +21,15 @@ class Statistics:
         self.name, self.form = name, form
         self.tokens = 0
 
-    def add(self, x: Tensor, y: Tensor) -> None:
-        """Add the tokens of one block. Raises QuantizationError, naming the layer, unless all values are finite."""
+    def add(self, x: Tensor, y: Tensor, sizes: Tensor | None = None) -> None:
+        """Add the tokens of one block, each divided by its entry of `sizes` [tokens, 1] where given.
+
+        Raises QuantizationError, naming the layer, unless all values are finite.
+        """
         if self.form is not None:
             x = round_activations(x, self.form.activations, self.form.group_width(x.shape[1]))
+        if sizes is not None:
+            x, y = x / sizes, y / sizes
         absolute = x.abs().sum(0)
         for values, whose in ((absolute, "quantized"), (y, "float")):
             if not torch.isfinite(values).all():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sits_trt.models.decoder import DecoderLayer
 from sits_trt.ops.rope import rope_table
-from sits_trt.spec import ModelSpec, TileSpec
+from sits_trt.spec import ModelSpec, RopeSpec, TileSpec
 
 
 @dataclass
@@ -26,10 +26,10 @@ class Streams:
     layer: int = 0
 
     @classmethod
-    def start(cls, embedding: Tensor, blocks: Sequence[Sequence[int]]) -> Streams:
-        """Embed blocks of token ids; `embedding` is [vocab, hidden]."""
+    def start(cls, embedding: Tensor, blocks: Sequence[Sequence[int]], embedding_scale: float = 1.0) -> Streams:
+        """Embed blocks of token ids; `embedding` is [vocab, hidden], its rows are multiplied by `embedding_scale`."""
         ids = torch.tensor([token for block in blocks for token in block])
-        embedded = embedding[ids].float()
+        embedded = embedding[ids].float() * embedding_scale
         return cls(embedded, embedded.clone(), tuple(len(block) for block in blocks))
 
     def rows(self) -> Iterator[slice]:
@@ -58,24 +58,32 @@ class BlockRunner:
     """Runs one layer at a time (`models.build_layer`) over whole blocks, each from an empty cache."""
 
     def __init__(self, spec: ModelSpec, longest: int) -> None:
+        self.head_dim, self.longest = spec.head_dim, longest
+        self.tables: dict[RopeSpec, Tensor] = {}
         tile = TileSpec(1, spec.num_kv_heads, spec.head_dim, kv_dtype="float32")
         tiles = tile.tiles_for(longest)
-        self.rope = rope_table(spec.rope, spec.head_dim, longest)
         self.pool = torch.zeros(tile.pool_shape(tiles))
         self.table = torch.arange(tiles, dtype=torch.int32)[None]
 
     def attended(self, layer: DecoderLayer, x: Tensor) -> Tensor:
         """Return the input of `o` for the residual stream x [tokens, hidden] of one block."""
-        return layer.attended(x, *self._places(x))
+        return layer.attended(x, *self._places(layer, x))
 
     def run(self, layer: DecoderLayer, x: Tensor) -> Tensor:
         """Return the residual stream after the layer for x [tokens, hidden] of one block."""
-        after: Tensor = layer(x, *self._places(x))
+        after: Tensor = layer(x, *self._places(layer, x))
         return after
 
-    def _places(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _places(self, layer: DecoderLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         none_before = torch.zeros(1, dtype=torch.int32)
-        return self.pool, self.table, none_before, torch.tensor([0, len(x)], dtype=torch.int32), self.rope
+        starts = torch.tensor([0, len(x)], dtype=torch.int32)
+        return self.pool, self.table, none_before, starts, self._rope(layer.spec.rope)
+
+    def _rope(self, rope: RopeSpec) -> Tensor:
+        """Return the table of a layer's rotary embedding: layers of one model may differ in it, or have none."""
+        if rope not in self.tables:
+            self.tables[rope] = rope_table(rope, self.head_dim, self.longest)
+        return self.tables[rope]
 
 
 def layer_tensors(checkpoint: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

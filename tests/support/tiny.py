@@ -94,8 +94,9 @@ def write_checkpoint(
     """Write a tiny Hugging Face directory without the help, and the import time, of transformers."""
     settings = tiny_config(architecture, **config)
     writer = ShardWriter(directory, shard_bytes)
+    stored = {canonical: name for name, canonical in FAMILIES[architecture].renamed.items()}
     for name, tensor in tiny_tensors(parse_config(settings), seed).items():
-        writer.add(name, tensor.to(dtype))
+        writer.add(".".join(stored.get(part, part) for part in name.split(".")), tensor.to(dtype))
     writer.finish()
     (directory / "config.json").write_text(json.dumps(settings, indent=2))
     save_tiny_tokenizer(directory)

@@ -66,10 +66,21 @@ def test_b19_heads_are_repeated_in_a_row_not_tiled() -> None:
 
 def test_b20_norms_that_multiply_by_one_plus_weight() -> None:
     weight, divide, x = torch.randn(16) * 0.2, factors(16), torch.randn(5, 16)
-    folded = fold_norm(weight, divide, plus_one=True)
+    folded = fold_norm(weight, divide, 1.0)
     torch.testing.assert_close(x * (1 + folded) * divide, x * (1 + weight), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(x * fold_norm(weight, divide) * divide, x * weight, rtol=1e-5, atol=1e-5)
     assert fold_norm(weight.half(), divide).dtype == torch.float16
+
+
+def test_b14_a_fold_never_silences_a_channel() -> None:
+    """B14: near -1, respectively 0, float16 has no value for a small product: the channel keeps its weight."""
+    dead, weak = -1.0, torch.tensor(-0.99).half().item()
+    folded = fold_norm(torch.tensor([weak, dead, 0.5]).half(), torch.full((3,), 64.0), 1.0)
+    assert folded[:2].tolist() == [weak, dead]
+    assert folded[2].item() == pytest.approx(1.5 / 64 - 1, abs=2**-11)
+    assert fold_norm(torch.tensor([1e-6, 0.0]).half(), torch.full((2,), 64.0)).tolist() == torch.tensor(
+        [1e-6, 0.0]
+    ).half().tolist()  # fmt: skip
 
 
 def test_b14_dead_channels_get_sound_factors() -> None:

@@ -7,7 +7,7 @@ import pytest
 from sits_trt.errors import QuantizationError
 from sits_trt.quant.plan import plan_formats
 from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.spec import PER_CHANNEL, RopeSpec, WeightFormat
+from sits_trt.spec import PER_CHANNEL, WeightFormat
 from tests.support.tiny import tiny_spec
 
 
@@ -54,15 +54,6 @@ def test_b13_group_sizes_that_do_not_divide_are_refused_with_the_layers() -> Non
     with pytest.raises(QuantizationError, match="and 6 more"):
         plan_formats(tiny_spec(), section(group_size=128))
     assert len(plan_formats(tiny_spec(), section(group_size=64, ignore=(r"re:.*\.down_proj",)))) == 12
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [{"norm_offset": 1.0}, {"post_norms": True}, {"embedding_scale": 8.0}, {"second_rope": RopeSpec(kind="none")}],
-)
-def test_families_that_the_search_does_not_understand_are_refused(switch: dict[str, object]) -> None:
-    with pytest.raises(QuantizationError, match="family 'other' cannot be quantized yet"):
-        plan_formats(tiny_spec(family="other", **switch), section())
 
 
 def test_one_scale_per_channel_fits_every_width() -> None:
