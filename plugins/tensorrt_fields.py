@@ -22,14 +22,14 @@ def declare_fields(trt: Any, kinds: Mapping[str, str]) -> Any:
     )
 
 
-def write_fields(trt: Any, kinds: Mapping[str, str], values: Mapping[str, float]) -> Any:
-    """Return the collection that is serialized into the engine."""
-    return trt.PluginFieldCollection(
-        [
-            trt.PluginField(name, np.array([values[name]], _NUMPY_TYPES[kind]), _field_type(trt, kind))
-            for name, kind in kinds.items()
-        ]
-    )
+def write_fields(trt: Any, kinds: Mapping[str, str], values: Mapping[str, float]) -> tuple[Any, list[Any]]:
+    """Return the collection that is serialized into the engine, and the arrays that it points into.
+
+    TensorRT keeps bare addresses: whoever has the collection keeps the arrays for as long as it is read.
+    """
+    arrays = {name: np.array([values[name]], _NUMPY_TYPES[kind]) for name, kind in kinds.items()}
+    fields = [trt.PluginField(name, arrays[name], _field_type(trt, kind)) for name, kind in kinds.items()]
+    return trt.PluginFieldCollection(fields), list(arrays.values())
 
 
 def read_fields(plugin: str, version: str, kinds: Mapping[str, str], collection: Any) -> dict[str, Any]:

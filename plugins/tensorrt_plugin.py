@@ -136,9 +136,9 @@ def plugin_classes(
             definition.check(self.fields, operands(self.fields, [*inputs, *outputs]))
 
         def get_fields_to_serialize(self) -> Any:
-            # Kept on the object: TensorRT reads the arrays after this call has returned.
+            # Kept on the object, arrays and all: TensorRT reads them after this call has returned.
             self._serialized = write_fields(trt, definition.fields, self.fields)
-            return self._serialized
+            return self._serialized[0]
 
         def enqueue(
             self, input_desc: Sequence[Any], output_desc: Sequence[Any], inputs: Sequence[int],

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sits_trt.errors import SitsError
-from sits_trt.spec import ModelSpec, TileSpec
+from sits_trt.spec import CODED_KV_DTYPES, ModelSpec, TileSpec
 
 ONNX_DOMAIN = "sits"
 ATTENTION_PLUGIN = "SitsTiledAttention"
 LINEAR_PLUGIN = "SitsW4A16Linear"
-PLUGIN_VERSION = "1"
+PLUGIN_VERSION = "2"
 """Version of the plugins' input and output lists: raise it whenever a list changes."""
 
 GRAPH_FILE = "model.onnx"
@@ -127,33 +127,44 @@ def bindings(model: ModelSpec, tile: TileSpec) -> tuple[Binding, ...]:
 class PluginInput:
     """One input of a plugin. `dtype` 'activation' means the type of the plugin's first input.
 
-    A node lists the inputs that it has in this order and leaves out optional ones that it has not;
-    its integer attribute `has_<name>` (0 or 1) says whether an optional one is there.
+    A node lists the inputs that it has in this order and leaves out those that it has not: `only_with` names the
+    integer attribute that is not 0 where the input is there, `only_without` one that is 0 then.
     """
 
     name: str
     dtype: str
     doc: str
-    optional: bool = False
+    only_with: str = ""
+    only_without: str = ""
 
 
 ATTENTION_INPUTS = (
     PluginInput("qkv", "activation", "[tokens, (num_heads + 2*num_kv_heads) * head_dim], not rotated yet"),
-    PluginInput("kv_pool", "float16", "[tiles, layers, 2, num_kv_heads, tile_tokens, head_dim], written in place"),
+    PluginInput(
+        "kv_pool", "float16", "[tiles, layers, 2, num_kv_heads, tile_tokens, head_dim], written in place",
+        only_without="kv_format",
+    ),
+    PluginInput(
+        "kv_pool", "int8", "codes of kv_format, `TileSpec.pool_shape`, written in place", only_with="kv_format"
+    ),
     PluginInput("tile_table", "int32", "[batch, tiles_per_seq]"),
     PluginInput("context_lens", "int32", "[batch]"),
     PluginInput("query_starts", "int32", "[batch + 1]"),
     PluginInput("rope_table", "float32", "[positions, head_dim], cosines, then sines"),
-)
+    PluginInput(
+        "kv_scales", "float16", "[tiles, layers, 2, num_kv_heads, tile_tokens], written in place",
+        only_with="kv_format",
+    ),
+)  # fmt: skip
 """Inputs of SitsTiledAttention. Its one output is [tokens, num_heads * head_dim] in the type of qkv."""
 
 LINEAR_INPUTS = (
     PluginInput("x", "activation", "[tokens, in]"),
     PluginInput("qweight", "int8", "[out, in/2], two codes a byte, low nibble first"),
     PluginInput("scales", "activation", "[out, in/group_size]"),
-    PluginInput("zeros", "int8", "[out, in/group_size], 0..15", optional=True),
-    PluginInput("bias", "activation", "[out]", optional=True),
-    PluginInput("input_scale", "activation", "[in]", optional=True),
+    PluginInput("zeros", "int8", "[out, in/group_size], 0..15", only_with="has_zeros"),
+    PluginInput("bias", "activation", "[out]", only_with="has_bias"),
+    PluginInput("input_scale", "activation", "[in]", only_with="has_input_scale"),
 )
 """Inputs of SitsW4A16Linear. Its one output is [tokens, out] in the type of x.
 
@@ -163,9 +174,12 @@ initialisers to int32 (four times the bytes) and refuses uint4 ones.
 
 ATTENTION_FIELDS = {
     "layer": "int", "num_heads": "int", "num_kv_heads": "int", "head_dim": "int", "tile_tokens": "int",
-    "window": "int", "scale": "float",
+    "window": "int", "scale": "float", "kv_format": "int",
 }  # fmt: skip
-"""Attributes of a SitsTiledAttention node, as in `ops.tiled_attention` and `TileSpec`; all of them are serialized."""
+"""Attributes of a SitsTiledAttention node, as in `ops.tiled_attention` and `TileSpec`; all of them are serialized.
+
+`kv_format` says what the pool holds: 0 for floats, else `kv_format` of its type.
+"""
 
 LINEAR_FIELDS = {"group_size": "int", "has_zeros": "int", "has_bias": "int", "has_input_scale": "int"}
 """Attributes of a SitsW4A16Linear node; all of them are serialized."""
@@ -173,4 +187,13 @@ LINEAR_FIELDS = {"group_size": "int", "has_zeros": "int", "has_bias": "int", "ha
 
 def present_inputs(inputs: tuple[PluginInput, ...], fields: Mapping[str, float]) -> tuple[PluginInput, ...]:
     """Return the inputs that a node with these attributes has, in order."""
-    return tuple(i for i in inputs if not i.optional or fields[f"has_{i.name}"])
+    return tuple(
+        i
+        for i in inputs
+        if (not i.only_with or fields[i.only_with]) and not (i.only_without and fields[i.only_without])
+    )
+
+
+def kv_format(kv_dtype: str) -> int:
+    """Return the number of a type of KV pool in a node: 0 for floats, 1 for int8, 2 for float8_e4m3, 3 for int4."""
+    return CODED_KV_DTYPES.index(kv_dtype) + 1 if kv_dtype in CODED_KV_DTYPES else 0

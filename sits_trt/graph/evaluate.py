@@ -18,6 +18,7 @@ from onnx.reference.op_run import OpRun
 from sits_trt import contract
 from sits_trt.contract import GRAPH_FILE, present_inputs
 from sits_trt.errors import ExportError
+from sits_trt.graph.kv_codes import decode_rows, encode_rows
 
 Array = NDArray[Any]
 
@@ -38,7 +39,7 @@ class GraphEvaluator:
     def run(self, inputs: Mapping[str, Array]) -> Array:
         """Return the logits, float32 [outputs, vocabulary], for inputs by name as in `contract.bindings`.
 
-        `kv_pool` is written in place, as by the engine.
+        `kv_pool`, and the `kv_scales` of a coded one, are written in place, as by the engine.
         """
         logits: Array = self._evaluator.run(None, dict(inputs))[0]
         return logits
@@ -50,9 +51,10 @@ class SitsTiledAttention(OpRun):
     op_domain = contract.ONNX_DOMAIN
 
     def _run(
-        self, qkv: Array, pool: Array, table: Array, contexts: Array, starts: Array, rope: Array, *,
+        self, qkv: Array, pool: Array, table: Array, contexts: Array, starts: Array, rope: Array,
+        scales: Array | None = None, *,
         layer: int, num_heads: int, num_kv_heads: int, head_dim: int, tile_tokens: int, window: int, scale: float,
-        **plugin: str,
+        kv_format: int, **plugin: str,
     ) -> tuple[Array]:  # fmt: skip
         heads = qkv.astype(np.float32).reshape(qkv.shape[0], -1, head_dim)
         out = np.zeros((qkv.shape[0], num_heads * head_dim), np.float32)
@@ -66,12 +68,15 @@ class SitsTiledAttention(OpRun):
             k = _rotate(new[:, num_heads : num_heads + num_kv_heads], rope[positions])
             v = new[:, num_heads + num_kv_heads :]
             tiles, rows = table[sequence][positions // tile_tokens], positions % tile_tokens
-            pool[tiles, layer, 0, :, rows] = k
-            pool[tiles, layer, 1, :, rows] = v
             everything = np.arange(context + end - begin)
             all_tiles, all_rows = table[sequence][everything // tile_tokens], everything % tile_tokens
-            keys = pool[all_tiles, layer, 0, :, all_rows].astype(np.float32)
-            values = pool[all_tiles, layer, 1, :, all_rows].astype(np.float32)
+            keys, values = (
+                _through_pool(
+                    new_rows, pool, scales, (tiles, layer, side, slice(None), rows),
+                    (all_tiles, layer, side, slice(None), all_rows), kv_format,
+                )
+                for side, new_rows in ((0, k), (1, v))
+            )  # fmt: skip
             attended = _attend(q, keys, values, positions, everything, window, scale)
             out[begin:end] = attended.reshape(end - begin, -1)
         return (out.astype(qkv.dtype),)
@@ -136,6 +141,15 @@ def _rotate(x: Array, rows: Array) -> Array:
     cos, sin = rows[:, None, :half], rows[:, None, half:]
     first, second = x[..., :half], x[..., half:]
     return np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1)
+
+
+def _through_pool(new: Array, pool: Array, scales: Array | None, places: Any, all_places: Any, kv_format: int) -> Array:
+    """Write float32 rows to their places in the pool; return what the pool then holds at `all_places`, in float32."""
+    if scales is None:
+        pool[places] = new
+        return pool[all_places].astype(np.float32)
+    pool[places], scales[places] = encode_rows(new, kv_format)
+    return decode_rows(pool[all_places], scales[all_places], kv_format)
 
 
 def _attend(

@@ -20,6 +20,7 @@ from sits_trt.contract import GRAPH_DATA_FILE, GRAPH_FILE, EngineLimits, binding
 from sits_trt.errors import ExportError
 from sits_trt.graph.schemas import OPSET, register_schemas, translations
 from sits_trt.models import Decoder, build_decoder
+from sits_trt.ops.kv_pool import CODE_DTYPES
 from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
 
 Progress = Callable[[int, int, str], None]
@@ -77,8 +78,13 @@ def trace(decoder: Decoder, tile: TileSpec) -> ir.Model:
     # Sizes of the example only have to differ: equal ones could be taken for one dimension.
     sizes = {name: 5 + index for index, name in enumerate(dict.fromkeys(names))}
     dims = {name: torch.export.Dim(name, min=1) for name in sizes}
+    # The op knows the kind of a coded pool by its type; the engine takes its bytes as int8.
+    pool_dtype = {"kv_pool": CODE_DTYPES[tile.kv_dtype]} if tile.is_coded else {}
     example = tuple(
-        torch.zeros([sizes[d] if isinstance(d, str) else d for d in b.shape], dtype=getattr(torch, b.dtype))
+        torch.zeros(
+            [sizes[d] if isinstance(d, str) else d for d in b.shape],
+            dtype=pool_dtype.get(b.name, getattr(torch, b.dtype)),
+        )
         for b in inputs
     )
     with _quiet_exporter():
@@ -98,6 +104,9 @@ def trace(decoder: Decoder, tile: TileSpec) -> ir.Model:
     if program is None:
         raise ExportError("torch.onnx.export returned no program for this model")
     model = program.model
+    if tile.is_coded:
+        (pool,) = (value for value in model.graph.inputs if value.name == "kv_pool")
+        pool.dtype = ir.DataType.INT8
     _finish_custom_nodes(model)
     _strip_trace(model)
     return model
@@ -117,10 +126,6 @@ def _check(checkpoint: CheckpointLike, tile: TileSpec, limits: EngineLimits) -> 
     expected = TileSpec.of(spec, tile.tile_tokens, tile.kv_dtype)
     if tile != expected:
         raise ExportError(f"the tile is made for another model: this one needs {expected}, got {tile}")
-    if tile.is_coded:
-        raise ExportError(
-            f"the graph has no pool of {tile.kv_dtype}; set kv_cache.dtype=float16 or engine.backend=eager"
-        )
     if limits.max_seq_tokens > spec.max_positions:
         raise ExportError(
             f"sequences of {limits.max_seq_tokens} tokens exceed the model's {spec.max_positions} positions; "

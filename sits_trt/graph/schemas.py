@@ -32,8 +32,8 @@ _PLUGIN_ATTRIBUTES = {"plugin_version": contract.PLUGIN_VERSION, "plugin_namespa
 def _schema(op_type: str, inputs: tuple[contract.PluginInput, ...], attributes: dict[str, str]) -> OpSchema:
     # One variadic input of mixed types: optional inputs that a node has not are left out, not left empty,
     # since TensorRT's parser passes a plugin no empty inputs.
-    doc = "\n".join(f"{i.name}: {i.dtype} {i.doc}{' (optional)' if i.optional else ''}" for i in inputs)
-    required = sum(not i.optional for i in inputs)
+    doc = "\n".join(f"{i.name}: {i.dtype} {i.doc}{' (optional)' if i.only_with else ''}" for i in inputs)
+    required = sum(not i.only_with for i in inputs)
     variadic = OpSchema.FormalParameter(
         "inputs", "Any", doc, param_option=OpSchema.FormalParameterOption.Variadic, is_homogeneous=False,
         min_arity=required,
@@ -72,7 +72,17 @@ def translations(head_dim: int, tile_tokens: int) -> dict[Any, Callable[..., Any
         return getattr(opset, contract.ATTENTION_PLUGIN)(
             qkv, kv_pool, tile_table, context_lens, query_starts, rope_table,
             layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, tile_tokens=tile_tokens,
-            window=window, scale=scale, **_PLUGIN_ATTRIBUTES,
+            window=window, scale=scale, kv_format=0, **_PLUGIN_ATTRIBUTES,
+        )  # fmt: skip
+
+    def coded_attention(
+        qkv: Any, kv_pool: Any, kv_scales: Any, tile_table: Any, context_lens: Any, query_starts: Any, rope_table: Any,
+        layer: int, num_heads: int, num_kv_heads: int, window: int, scale: float, kind: str,
+    ) -> Any:  # fmt: skip
+        return getattr(opset, contract.ATTENTION_PLUGIN)(
+            qkv, kv_pool, tile_table, context_lens, query_starts, rope_table, kv_scales,
+            layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, tile_tokens=tile_tokens,
+            window=window, scale=scale, kv_format=contract.kv_format(kind), **_PLUGIN_ATTRIBUTES,
         )  # fmt: skip
 
     def linear(
@@ -87,5 +97,6 @@ def translations(head_dim: int, tile_tokens: int) -> dict[Any, Callable[..., Any
 
     return {
         torch.ops.sits.tiled_attention_functional.default: attention,
+        torch.ops.sits.quantized_tiled_attention_functional.default: coded_attention,
         torch.ops.sits.w4a16_linear.default: linear,
     }

@@ -211,11 +211,17 @@ def exact_match(
     ours = greedy_tokens(
         candidate, prompts, tokens, lambda done, total, what: progress(total + done, 2 * total, what), kv_dtype
     )
+    return match_answers(theirs, ours)
+
+
+def match_answers(theirs: Sequence[Sequence[int]], ours: Sequence[Sequence[int]]) -> ExactMatch:
+    """Compare answers of `greedy_tokens` prompt by prompt."""
     prefixes = [_common_prefix(a, b) for a, b in zip(theirs, ours, strict=True)]
+    tokens = len(theirs[0])
     return ExactMatch(
-        exact_match=sum(length == tokens for length in prefixes) / len(prompts),
-        matched_prefix=sum(prefixes) / (len(prompts) * tokens),
-        prompts=len(prompts),
+        exact_match=sum(length == tokens for length in prefixes) / len(prefixes),
+        matched_prefix=sum(prefixes) / (len(prefixes) * tokens),
+        prompts=len(prefixes),
         tokens=tokens,
     )
 

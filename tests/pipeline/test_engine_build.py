@@ -32,9 +32,9 @@ from tests.support.graphs import MemoryCheckpoint, tiny_int4
 from tests.support.tiny import tiny_spec, tiny_tensors
 
 
-def export(checkpoint: MemoryCheckpoint, out_dir: Path) -> Path:
+def export(checkpoint: MemoryCheckpoint, out_dir: Path, kv_dtype: str = "float16") -> Path:
     out_dir.mkdir(exist_ok=True)
-    tile = TileSpec.of(checkpoint.spec, 16)
+    tile = TileSpec.of(checkpoint.spec, 16, kv_dtype)
     export_graph(checkpoint, tile, LIMITS, out_dir, lambda done, total, what: None)
     return out_dir
 
@@ -83,6 +83,22 @@ def test_an_engine_without_quantization_has_the_attention_plugin(dtype: torch.dt
     checkpoint = MemoryCheckpoint(spec, {name: t.to(dtype) for name, t in tiny_tensors(spec).items()}, {})
     built = build(export(checkpoint, tmp_path / "graph"), spec, tmp_path / "engine", 89)
     assert built["tensorrt"]["plugin_layers"] == {"SitsTiledAttention": 2}
+
+
+@pytest.mark.parametrize(("kv_dtype", "sm"), [("int8", 80), ("float8_e4m3", 89), ("int4", 120)])
+def test_an_engine_takes_codes_and_scales_of_the_kv_cache(kv_dtype: str, sm: int, tmp_path: Path) -> None:
+    graph_dir = export(tiny_int4(), tmp_path / "graph", kv_dtype)
+    directory = tmp_path / "engine"
+    with writing(directory, Manifest("engine", "f", sm=sm, plugins=plugin_digests())) as (partial, details):
+        details.update(build(graph_dir, tiny_spec(), partial, sm, kv_dtype))
+    found = inspect_engine(directory)
+    assert found["plugins"]["SitsTiledAttention"]["layers"] == 2
+    # Names, types and shapes are compared with the network's when the engine is built.
+    by_name = {binding["name"]: binding for binding in found["bindings"]}
+    row = 8 if kv_dtype == "int4" else 16
+    assert (by_name["kv_pool"]["dtype"], by_name["kv_pool"]["shape"]) == ("int8", ("tiles", 2, 2, 2, 16, row))
+    assert (by_name["kv_scales"]["dtype"], by_name["kv_scales"]["shape"]) == ("float16", ("tiles", 2, 2, 2, 16))
+    assert (found["tile"]["kv_dtype"], found["loads_here"]) == (kv_dtype, None)
 
 
 def test_pools_beyond_two_to_the_31_elements_are_accepted(graph_dir: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from sits_trt.graph.evaluate import GraphEvaluator
 from sits_trt.graph.export import trace
 from sits_trt.models import build_decoder
-from sits_trt.spec import RopeSpec, TileSpec
+from sits_trt.ops.kv_pool import CODE_DTYPES
+from sits_trt.spec import CODED_KV_DTYPES, RopeSpec, TileSpec
 from tests.support.graphs import MixedBatch
 from tests.support.quantized import quantize_tensors
 from tests.support.tiny import tiny_spec, tiny_tensors
@@ -42,12 +43,39 @@ def test_graph_equals_the_eager_model(family: str, fmt: str) -> None:
     tile = TileSpec.of(spec, tile_tokens=16, kv_dtype="float32")
     graph = GraphEvaluator(ir.to_proto(trace(decoder, tile)))
     batch = MixedBatch(spec, tile, sequences=3, tiles_per_seq=3, seed=5)
-    eager_pool = torch.from_numpy(batch.pool.copy())
+    eager_pool = torch.from_numpy(batch.pools["kv_pool"].copy())
     for counts in STEPS:
         inputs = batch.step(counts)
-        logits = graph.run(inputs | {"kv_pool": batch.pool})
+        logits = graph.run(inputs | batch.pools)
         with torch.inference_mode():
             eager = decoder(kv_pool=eager_pool, **{name: torch.from_numpy(array) for name, array in inputs.items()})
         # Float32 on both sides: what differs is the order of sums, over at most 96 terms of logits below 10.
         np.testing.assert_allclose(logits, eager.numpy(), atol=2e-4, rtol=1e-4)
-        np.testing.assert_allclose(batch.pool, eager_pool.numpy(), atol=2e-5, rtol=1e-4, equal_nan=True)
+        np.testing.assert_allclose(batch.pools["kv_pool"], eager_pool.numpy(), atol=2e-5, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+def test_graph_codes_keys_and_values_as_the_eager_model(kv_dtype: str) -> None:
+    """Each step starts from the eager model's pool: a sum in another order may move a code, and must not add up."""
+    spec = tiny_spec(layer_windows=(0, 9), head_dim=32)
+    decoder = build_decoder(spec, tiny_tensors(spec, seed=3), dtype=torch.float32, num_positions=64)
+    tile = TileSpec.of(spec, 16, kv_dtype)
+    graph = GraphEvaluator(ir.to_proto(trace(decoder, tile)))
+    batch = MixedBatch(spec, tile, sequences=3, tiles_per_seq=3, seed=5)
+    moved = rows = 0
+    for counts in STEPS:
+        inputs = batch.step(counts)
+        pool, scales = (torch.from_numpy(array.copy()) for array in batch.pools.values())
+        logits = graph.run(inputs | batch.pools)
+        with torch.inference_mode():
+            eager = decoder(
+                kv_pool=pool.view(CODE_DTYPES[kv_dtype]), kv_scales=scales,
+                **{name: torch.from_numpy(array) for name, array in inputs.items()},
+            )  # fmt: skip
+        different = (batch.pools["kv_pool"] != pool.numpy()).any(axis=-1)
+        moved, rows = moved + int(different.sum()), rows + 8 * sum(counts)
+        if not different.any():
+            np.testing.assert_allclose(logits, eager.numpy(), atol=2e-4, rtol=1e-4)
+        np.testing.assert_allclose(batch.pools["kv_scales"], scales.numpy(), rtol=2**-10, equal_nan=True)
+        batch.pools = {"kv_pool": pool.numpy(), "kv_scales": scales.numpy()}
+    assert moved <= rows // 50

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sits_plugins.attention_kv import KV_FORMATS
 from sits_plugins.launcher import BUNDLE_VARIABLE
 from sits_plugins.tensorrt_attention import ATTENTION
 from sits_plugins.tensorrt_fields import write_fields
@@ -16,16 +17,18 @@ from sits_plugins.tensorrt_linear import LINEAR
 from sits_plugins.tensorrt_plugin import PluginDefinition, plugin_classes
 from torch import Tensor
 
+from sits_trt.contract import kv_format
 from sits_trt.errors import PluginError
-from sits_trt.ops import rope_table, tiled_attention, w4a16_linear
-from sits_trt.spec import RopeSpec, TileSpec
+from sits_trt.ops import quantized_tiled_attention, rope_table, tiled_attention, w4a16_linear
+from sits_trt.ops.kv_quant import quantize_kv
+from sits_trt.spec import CODED_KV_DTYPES, RopeSpec, TileSpec
 from tests.support.cpu_launcher import CpuLauncher
 from tests.support.plugin_driver import create, describe_dynamic, describe_tensors, enqueue, trt
 
 HEADS, KV_HEADS, DIM, TILE_TOKENS, LAYERS = 4, 2, 16, 16, 3
 ATTENTION_VALUES = {
     "layer": 1, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "tile_tokens": TILE_TOKENS,
-    "window": 5, "scale": 0.25,
+    "window": 5, "scale": 0.25, "kv_format": 0,
 }  # fmt: skip
 
 
@@ -65,6 +68,53 @@ def test_attention_equals_the_op_and_writes_the_pool(
     assert changed[:, 1].any()
     assert not changed[:, [0, 2]].any()
     assert launcher.streams == [1234]
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+@pytest.mark.parametrize(("counts", "contexts"), [((1, 1, 1), (5, 0, 33)), ((7, 0, 1), (0, 3, 40))])
+def test_attention_over_a_coded_pool_writes_codes_and_scales(
+    counts: tuple[int, ...], contexts: tuple[int, ...], kv_dtype: str
+) -> None:
+    values = ATTENTION_VALUES | {"kv_format": kv_format(kv_dtype)}
+    plugin = create(ATTENTION, values, CpuLauncher)
+    qkv, pool, *rest = attention_inputs(counts, contexts, torch.float16, seed=3)
+    codes, scales = quantize_kv(pool, kv_dtype)
+    twins = codes.clone(), scales.clone()
+    expected = quantized_tiled_attention(qkv, *twins, *rest, 1, HEADS, KV_HEADS, 5, 0.25, kv_dtype)
+    before = scales.clone()
+    out = torch.full_like(expected, float("nan"))
+    enqueue(plugin, [qkv, codes, *rest, scales], out)
+    assert torch.equal(out, expected)
+    assert torch.equal(codes.view(torch.uint8), twins[0].view(torch.uint8))
+    assert torch.equal(scales, twins[1])
+    changed = (scales != before).flatten(2).any(-1)
+    assert changed[:, 1].any()
+    assert not changed[:, [0, 2]].any()
+
+
+def test_attention_over_a_coded_pool_has_one_input_more() -> None:
+    qkv, pool, *rest = attention_inputs((2, 1), (0, 4), torch.float16, 0)
+    codes, scales = quantize_kv(pool, "int4")
+    out = torch.zeros(3, HEADS * DIM, dtype=torch.float16)
+    int4, int8 = (create(ATTENTION, ATTENTION_VALUES | {"kv_format": f}, CpuLauncher) for f in (3, 1))
+    int4.on_shape_change(describe_tensors([qkv, codes, *rest, scales]), describe_tensors([out]))
+    for plugin, operands, message in (
+        (int4, [qkv, codes, *rest], "8 expected"),
+        (int8, [qkv, codes, *rest, scales], r"pool after its layers must be \(2, 2, 16, 16\), got \(2, 2, 16, 8\)"),
+        (int4, [qkv, codes, *rest, scales[1:]], "shape of kv_scales must be"),
+    ):
+        with pytest.raises(PluginError, match=message):
+            plugin.on_shape_change(describe_tensors(operands), describe_tensors([out]))
+    types = [trt.float16, trt.int8, *[trt.int32] * 3, trt.float32, trt.float16, trt.float16]
+    for position, wrong in ((1, trt.float16), (6, trt.float32)):
+        descriptions = [describe_dynamic((2, 2), t) for t in types]
+        assert int4.supports_format_combination(position, descriptions, 7)
+        descriptions[position] = describe_dynamic((2, 2), wrong)
+        assert not int4.supports_format_combination(position, descriptions, 7)
+
+
+def test_formats_of_a_node_are_those_of_the_kernels() -> None:
+    assert {name: kv_format(name) for name in ("native", *CODED_KV_DTYPES)} == KV_FORMATS
 
 
 def linear_inputs(fields: Mapping[str, int], tokens: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -125,8 +175,8 @@ def test_enqueue_without_a_bundle_fails_loudly(
 def test_a_plugin_names_the_fields_that_a_node_lacks() -> None:
     _, creator_class = plugin_classes(trt, ATTENTION)
     kinds = {name: kind for name, kind in ATTENTION.fields.items() if name not in ("layer", "window")}
-    collection = write_fields(trt, kinds, ATTENTION_VALUES)
-    with pytest.raises(PluginError, match="SitsTiledAttention 1: the node lacks layer, window"):
+    collection, _arrays = write_fields(trt, kinds, ATTENTION_VALUES)
+    with pytest.raises(PluginError, match="SitsTiledAttention 2: the node lacks layer, window"):
         creator_class().create_plugin("node", collection, trt.TensorRTPhase.BUILD)
 
 
@@ -197,6 +247,17 @@ def test_a_clone_keeps_the_fields_and_finds_its_own_launcher() -> None:
     enqueue(clone, inputs, out)
     enqueue(clone, inputs, out)
     assert [len(launcher.streams) for launcher in found] == [1, 2]
+
+
+def test_serialized_fields_outlive_the_call_that_returns_them() -> None:
+    """TensorRT's collection holds addresses, and reads them when the engine is written."""
+    plugins = [create(ATTENTION, ATTENTION_VALUES | {"layer": layer}) for layer in range(20)]
+    collections = [plugin.get_fields_to_serialize() for plugin in plugins]
+    reused = [np.full(1, -1, np.int32) for _ in range(1000)]
+    for layer, collection in enumerate(collections):
+        values = {field.name: np.asarray(field.data).item() for field in collection}
+        assert values == pytest.approx(ATTENTION_VALUES | {"layer": layer})
+    assert len(reused) == 1000
 
 
 def test_field_values_survive_as_numbers() -> None:

@@ -9,7 +9,9 @@ import torch
 from sits_plugins.launcher import AttentionCall, LinearCall
 from torch import Tensor
 
-from sits_trt.ops import tiled_attention, w4a16_linear
+from sits_trt.ops import quantized_tiled_attention, tiled_attention, w4a16_linear
+from sits_trt.ops.kv_pool import CODE_DTYPES
+from sits_trt.spec import TileSpec
 
 
 def tensor_at(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -28,23 +30,23 @@ class CpuLauncher:
         self.streams.append(stream)
         dtype = getattr(torch, call.dtype)
         heads = call.num_heads + 2 * call.num_kv_heads
-        pool = (call.num_tiles, call.num_layers, 2, call.num_kv_heads, call.tile_tokens, call.head_dim)
-        out = tensor_at(call.out, (call.tokens, call.num_heads * call.head_dim), dtype)
-        out.copy_(
-            tiled_attention(
-                tensor_at(call.qkv, (call.tokens, heads * call.head_dim), dtype),
-                tensor_at(call.kv_pool, pool, getattr(torch, call.kv_dtype)),
-                tensor_at(call.tile_table, (call.batch, call.tiles_per_seq), torch.int32),
-                tensor_at(call.context_lens, (call.batch,), torch.int32),
-                tensor_at(call.query_starts, (call.batch + 1,), torch.int32),
-                tensor_at(call.rope_table, (call.positions, call.head_dim), torch.float32),
-                call.layer,
-                call.num_heads,
-                call.num_kv_heads,
-                call.window,
-                call.scale,
-            )
-        )
+        tile = TileSpec(call.num_layers, call.num_kv_heads, call.head_dim, call.tile_tokens, call.kv_dtype)
+        pool_dtype = CODE_DTYPES[call.kv_dtype] if tile.is_coded else getattr(torch, call.kv_dtype)
+        qkv = tensor_at(call.qkv, (call.tokens, heads * call.head_dim), dtype)
+        pool = tensor_at(call.kv_pool, tile.pool_shape(call.num_tiles), pool_dtype)
+        rest = (
+            tensor_at(call.tile_table, (call.batch, call.tiles_per_seq), torch.int32),
+            tensor_at(call.context_lens, (call.batch,), torch.int32),
+            tensor_at(call.query_starts, (call.batch + 1,), torch.int32),
+            tensor_at(call.rope_table, (call.positions, call.head_dim), torch.float32),
+            call.layer, call.num_heads, call.num_kv_heads, call.window, call.scale,
+        )  # fmt: skip
+        if tile.is_coded:
+            scales = tensor_at(call.kv_scales, tile.scales_shape(call.num_tiles), torch.float16)
+            result = quantized_tiled_attention(qkv, pool, scales, *rest, call.kv_dtype)
+        else:
+            result = tiled_attention(qkv, pool, *rest)
+        tensor_at(call.out, (call.tokens, call.num_heads * call.head_dim), dtype).copy_(result)
 
     def w4a16_linear(self, call: LinearCall, stream: int) -> None:
         self.streams.append(stream)

@@ -24,10 +24,12 @@ def sku_of(sm: int | None) -> Sku:
     return Sku(f"test-sm{sm}", sm, 24, 1000, 0)
 
 
-def build(graph_dir: Path | None, model: ModelSpec, out_dir: Path, sm: int | None, **section: Any) -> dict[str, Any]:
+def build(
+    graph_dir: Path | None, model: ModelSpec, out_dir: Path, sm: int | None, kv_dtype: str = "float16", **section: Any
+) -> dict[str, Any]:
     """Build a tiny model's engine in `out_dir` and return its details."""
     out_dir.mkdir(exist_ok=True)
-    tile = TileSpec.of(model, 16)
+    tile = TileSpec.of(model, 16, kv_dtype)
     return build_engine(
         graph_dir, out_dir / "checkpoint", EngineSection(**section), sku_of(sm), model, tile, LIMITS, out_dir,
         lambda done, total, what: None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,18 +32,23 @@ def tiny_int4(dtype: torch.dtype = torch.float16, **overrides: object) -> Memory
 
 
 class MixedBatch:
-    """Sequences that advance by given counts, on a pool of scattered, poisoned tiles."""
+    """Sequences that advance by given counts, on a pool of scattered, poisoned tiles, whose arrays are `pools`."""
 
     def __init__(self, spec: ModelSpec, tile: TileSpec, sequences: int, tiles_per_seq: int, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
         self.vocab_size = spec.vocab_size
         tiles = sequences * tiles_per_seq + 1
-        self.pool = np.full(tile.pool_shape(tiles), np.nan, dtype=tile.kv_dtype)
+        if tile.is_coded:
+            codes = self.rng.integers(-128, 128, tile.pool_shape(tiles), dtype=np.int8)
+            scales = np.full(tile.scales_shape(tiles), np.nan, dtype=np.float16)
+            self.pools: dict[str, NDArray[Any]] = {"kv_pool": codes, "kv_scales": scales}
+        else:
+            self.pools = {"kv_pool": np.full(tile.pool_shape(tiles), np.nan, dtype=tile.kv_dtype)}
         self.table = self.rng.permutation(tiles)[: sequences * tiles_per_seq].reshape(sequences, -1).astype(np.int32)
         self.contexts = np.zeros(sequences, np.int32)
 
     def step(self, counts: Sequence[int]) -> dict[str, NDArray[np.generic]]:
-        """Return the inputs, pool apart, of a step that advances each sequence by its count. All logits are wanted."""
+        """Return the inputs, pools apart, of a step that advances each sequence by its count. All logits are wanted."""
         total = sum(counts)
         inputs = {
             "input_ids": self.rng.integers(0, self.vocab_size, total, dtype=np.int32),

@@ -21,7 +21,7 @@ trt = importlib.import_module(FLAVOURS["tensorrt-rtx"].module())
 
 TYPES = {
     torch.float16: trt.float16, torch.bfloat16: trt.bfloat16, torch.float32: trt.float32,
-    torch.int8: trt.int8, torch.uint8: trt.int8, torch.int32: trt.int32,
+    torch.int8: trt.int8, torch.uint8: trt.int8, torch.float8_e4m3fn: trt.int8, torch.int32: trt.int32,
 }  # fmt: skip
 
 
@@ -49,7 +49,8 @@ def create(
     """Return the plugin as a loaded engine has it: made at build time, serialized, made again, attached."""
     _, creator_class = plugin_classes(trt, definition, *([find_launcher] if find_launcher else []))
     creator = creator_class()
-    built = creator.create_plugin("node", write_fields(trt, definition.fields, values), trt.TensorRTPhase.BUILD)
+    fields, _arrays = write_fields(trt, definition.fields, values)
+    built = creator.create_plugin("node", fields, trt.TensorRTPhase.BUILD)
     loaded = creator.create_plugin("node", built.get_fields_to_serialize(), trt.TensorRTPhase.RUNTIME)
     assert loaded.fields == pytest.approx(values)
     return loaded.attach_to_context(None)

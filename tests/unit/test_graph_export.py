@@ -17,15 +17,18 @@ from sits_trt.errors import ExportError
 from sits_trt.graph.evaluate import GraphEvaluator
 from sits_trt.graph.export import export_graph
 from sits_trt.models import build_decoder
-from sits_trt.spec import TileSpec
+from sits_trt.spec import CODED_KV_DTYPES, TileSpec
 from tests.support.graphs import MemoryCheckpoint, MixedBatch, tiny_int4
 
 LIMITS = EngineLimits(max_batch_size=4, max_tokens_per_step=64, max_seq_tokens=64, num_tiles=16)
 
 
-def export(checkpoint: MemoryCheckpoint, out_dir: Path, limits: EngineLimits = LIMITS) -> dict[str, object]:
+def export(
+    checkpoint: MemoryCheckpoint, out_dir: Path, limits: EngineLimits = LIMITS, kv_dtype: str = "float16"
+) -> dict[str, object]:
     out_dir.mkdir()
-    return export_graph(checkpoint, TileSpec.of(checkpoint.spec, 16), limits, out_dir, lambda done, total, what: None)
+    tile = TileSpec.of(checkpoint.spec, 16, kv_dtype)
+    return export_graph(checkpoint, tile, limits, out_dir, lambda done, total, what: None)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +43,10 @@ def graph_dir(checkpoint: MemoryCheckpoint, tmp_path_factory: pytest.TempPathFac
     return directory
 
 
-def test_inputs_and_outputs_are_the_contract(graph_dir: Path, checkpoint: MemoryCheckpoint) -> None:
-    graph = onnx.load(graph_dir / GRAPH_FILE, load_external_data=False).graph
+@pytest.mark.parametrize("kv_dtype", ["float16", *CODED_KV_DTYPES])
+def test_inputs_and_outputs_are_the_contract(kv_dtype: str, checkpoint: MemoryCheckpoint, tmp_path: Path) -> None:
+    export(checkpoint, tmp_path / "graph", kv_dtype=kv_dtype)
+    graph = onnx.load(tmp_path / "graph" / GRAPH_FILE, load_external_data=False).graph
     found = [
         (
             value.name,
@@ -50,7 +55,7 @@ def test_inputs_and_outputs_are_the_contract(graph_dir: Path, checkpoint: Memory
         )
         for value in (*graph.input, *graph.output)
     ]
-    tile = TileSpec.of(checkpoint.spec, 16)
+    tile = TileSpec.of(checkpoint.spec, 16, kv_dtype)
     assert found == [(b.name, b.dtype, b.shape) for b in bindings(checkpoint.spec, tile)]
 
 
@@ -62,7 +67,7 @@ def test_every_layer_is_one_attention_and_four_linear_nodes(graph_dir: Path) -> 
     assert [node.op_type for node in ours].count(contract.LINEAR_PLUGIN) == 8
     for node in ours:
         fields = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        assert (fields["plugin_version"], fields["plugin_namespace"]) == (b"1", b"sits")
+        assert (fields["plugin_version"], fields["plugin_namespace"]) == (b"2", b"sits")
         assert not any(name == "" for name in node.input)
 
 
@@ -109,10 +114,10 @@ def test_float16_graph_is_about_as_exact_as_the_eager_model(
         for dtype in (torch.float16, torch.float32)
     }
     batch = MixedBatch(spec, tile, sequences=3, tiles_per_seq=3, seed=1)
-    pools = {dtype: torch.from_numpy(batch.pool).to(dtype) for dtype in decoders}
+    pools = {dtype: torch.from_numpy(batch.pools["kv_pool"]).to(dtype) for dtype in decoders}
     for counts in ((5, 17, 0), (1, 4, 9), (1, 1, 1)):
         inputs = batch.step(counts)
-        logits = graph.run(inputs | {"kv_pool": batch.pool})
+        logits = graph.run(inputs | batch.pools)
         assert logits.dtype == np.float32
         arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
         with torch.inference_mode():

@@ -9,6 +9,7 @@ import torch
 
 from sits_trt.errors import CheckpointError
 from sits_trt.models import Decoder, build_decoder
+from sits_trt.models.kv_scoring import score_kv_dtypes
 from sits_trt.models.scoring import AgreementSums, block_logits, compare, exact_match, greedy_tokens
 from tests.support.decode import whole_logits
 from tests.support.tiny import tiny_spec, tiny_tensors
@@ -106,6 +107,28 @@ def test_the_type_of_the_pool_is_part_of_the_scores(kv_dtype: str) -> None:
     assert found.kl == pytest.approx(expected.kl, rel=0.05)
     assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-3)
     assert found.reference_perplexity == pytest.approx(compare(model, model, blocks).perplexity, rel=1e-6)
+
+
+def test_several_types_at_once_have_the_scores_of_each() -> None:
+    reference, candidate = decoder(), decoder(noise=0.02)
+    blocks, prompts = random_blocks(40, 20), random_blocks(5, 9)
+    progress: list[float] = []
+    found = score_kv_dtypes(
+        reference,
+        candidate,
+        ("int8", "int4"),
+        blocks,
+        prompts,
+        8,
+        lambda done, all_, what: progress.append(done / all_),
+    )
+    assert [scores.kv_dtype for scores in found] == ["int8", "int4"]
+    for scores in found:
+        assert scores.agreement == compare(reference, candidate, blocks, kv_dtype=scores.kv_dtype)
+        assert scores.match == exact_match(reference, candidate, prompts, 8, kv_dtype=scores.kv_dtype)
+    assert found[0].agreement != found[1].agreement
+    assert progress == sorted(progress)
+    assert progress[-1] == 1
 
 
 def test_greedy_answers_come_out_of_the_coded_pool() -> None:
