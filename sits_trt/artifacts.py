@@ -56,13 +56,15 @@ def file_digest(path: Path) -> str:
 
 def tool_versions(*distributions: str) -> dict[str, str]:
     """Return the installed version of each distribution, 'absent' where it is not installed. Imports none of them."""
-    found = {}
-    for name in distributions:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+    return {name: installed_version(name) or "absent" for name in distributions}
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, None where there is none."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 _TYPES = {"fingerprint": str, "inputs": dict, "tools": dict, "plugins": dict, "details": dict, "created": str}

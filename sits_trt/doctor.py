@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from sits_plugins.tensorrt_flavours import FLAVOURS
 
+from sits_trt.artifacts import installed_version
 from sits_trt.recipe.skus import SKUS, Sku
 
 PROGRAM_TIMEOUT_S = 20.0
@@ -77,23 +77,16 @@ def examine(directory: Path) -> Report:
         gpus=_gpus(),
         cuda_driver=_cuda_driver(),
         nvcc=_nvcc(),
-        torch=_version("torch"),
-        tensorrt=_version("tensorrt"),
-        tensorrt_rtx=_version("tensorrt-rtx-cu13-bindings") or _version("tensorrt-rtx"),
-        openai_triton=_version("triton"),
+        torch=installed_version("torch"),
+        tensorrt=installed_version("tensorrt"),
+        tensorrt_rtx=installed_version("tensorrt-rtx-cu13-bindings") or installed_version("tensorrt-rtx"),
+        openai_triton=installed_version("triton"),
         triton_server=_triton_server(),
-        tritonclient=_version("tritonclient"),
+        tritonclient=installed_version("tritonclient"),
         cpus=len(os.sched_getaffinity(0)),
         memory_free_gb=_memory_free_gb(),
         disk_free_gb=shutil.disk_usage(_existing(directory)).free / 1e9,
     )
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def _output(*command: str) -> str | None:
@@ -137,7 +130,7 @@ def _nvcc() -> str | None:
 def _triton_server() -> str | None:
     if path := shutil.which("tritonserver"):
         return path
-    packaged = _version("nvidia-pytriton")
+    packaged = installed_version("nvidia-pytriton")
     return f"inside nvidia-pytriton {packaged}" if packaged else None
 
 
