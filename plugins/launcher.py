@@ -54,7 +54,8 @@ class AttentionCall:
 class LinearCall:
     """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
 
-    `layout` is the `layouts.WeightLayout` of qweight, scales and zeros.
+    `layout` is the `layouts.WeightLayout` of qweight, scales and zeros; the workspace is of
+    `linear_plan.workspace_bound` for mma16, none for sits.
     """
 
     x: int
@@ -103,11 +104,6 @@ def attention_workspace_bytes(tokens: int, num_heads: int, num_kv_heads: int, he
 
 def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // 256) * 256
-
-
-def linear_workspace_bytes(tokens: int, in_features: int, out_features: int) -> int:
-    """Return the workspace of `KernelLauncher.w4a16_linear` for up to `tokens` tokens."""
-    return 0
 
 
 def launcher_from_environment() -> KernelLauncher:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sits_plugins.launcher import KernelLauncher, LinearCall, linear_workspace_bytes
+from sits_plugins.launcher import KernelLauncher, LinearCall
+from sits_plugins.linear_plan import workspace_bound
+from sits_plugins.linear_shapes import ceil_div
 from sits_plugins.tensorrt_plugin import Fields, Operands, PluginDefinition, expect
 
 from sits_trt import contract
+from sits_trt.layouts import MMA16_COLUMNS, MMA16_ROWS, WeightLayout
 
 _NAME = contract.LINEAR_PLUGIN
 
 
 def _output_shape(build: Any, fields: Fields, inputs: Mapping[str, Any]) -> list[Any]:
-    return [inputs["x"][0], inputs["qweight"][0]]
+    return [inputs["x"][0], build.constant(fields["out_features"])]
 
 
 def _check(fields: Fields, operands: Operands) -> None:
-    out_features, half = operands["qweight"].shape
-    in_features = 2 * half
-    groups = (out_features, in_features // fields["group_size"])
-    expect(_NAME, "width of x", in_features, operands["x"].shape[1])
+    out_features, in_features = fields["out_features"], operands["x"].shape[1]
+    blocks, pieces = ceil_div(out_features, MMA16_ROWS), ceil_div(in_features, MMA16_COLUMNS)
+    expect(_NAME, "shape of qweight", (blocks, pieces, 512), operands["qweight"].shape)
+    per_piece = max(1, MMA16_COLUMNS // fields["group_size"])
+    groups = (blocks, ceil_div(in_features // fields["group_size"], per_piece) * per_piece, 8, 2)
     expect(_NAME, "shape of scales", groups, operands["scales"].shape)
     for name, shape in (("zeros", groups), ("bias", (out_features,)), ("input_scale", (in_features,))):
         if name in operands:
@@ -29,12 +33,12 @@ def _check(fields: Fields, operands: Operands) -> None:
 
 
 def _workspace_bytes(fields: Fields, largest: Operands) -> int:
-    (tokens, in_features), (out_features, _) = largest["x"].shape, largest["qweight"].shape
-    return linear_workspace_bytes(tokens, in_features, out_features)
+    tokens, in_features = largest["x"].shape
+    return workspace_bound(tokens, fields["out_features"], in_features)
 
 
 def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, workspace: int, stream: int) -> None:
-    x, qweight = operands["x"], operands["qweight"]
+    x = operands["x"]
     names = [*(i.name for i in contract.LINEAR_INPUTS), "out"]
     call = LinearCall(
         **{name: operands[name].address if name in operands else 0 for name in names},
@@ -42,8 +46,9 @@ def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, worksp
         dtype=x.dtype,
         tokens=x.shape[0],
         in_features=x.shape[1],
-        out_features=qweight.shape[0],
+        out_features=fields["out_features"],
         group_size=fields["group_size"],
+        layout=WeightLayout.MMA16,
     )
     launcher.w4a16_linear(call, stream)
 

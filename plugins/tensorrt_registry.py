@@ -14,9 +14,11 @@ from sits_plugins.tensorrt_plugin import LauncherSource, plugin_classes
 from sits_trt import contract
 
 _SOURCES = {
-    contract.ATTENTION_PLUGIN: "tensorrt_attention.py",
-    contract.LINEAR_PLUGIN: "tensorrt_linear.py",
+    contract.ATTENTION_PLUGIN: ("tensorrt_attention.py",),
+    contract.LINEAR_PLUGIN: ("tensorrt_linear.py", "linear_plan.py", "linear_shapes.py"),
 }
+"""What decides a plugin's operands and the workspace that an engine has for it."""
+
 _SHARED_SOURCES = ("launcher.py", "tensorrt_fields.py", "tensorrt_plugin.py")
 
 
@@ -38,9 +40,9 @@ def plugin_digests() -> dict[str, str]:
     """
     here = Path(__file__).parent
     found = {}
-    for name, source in _SOURCES.items():
+    for name, sources in _SOURCES.items():
         digest = hashlib.sha256()
-        for file in (source, *_SHARED_SOURCES):
+        for file in (*sources, *_SHARED_SOURCES):
             digest.update((here / file).read_bytes())
         found[name] = f"{contract.PLUGIN_VERSION}:{digest.hexdigest()[:32]}"
     return found

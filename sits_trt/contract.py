@@ -13,7 +13,7 @@ from sits_trt.spec import CODED_KV_DTYPES, ModelSpec, TileSpec
 ONNX_DOMAIN = "sits"
 ATTENTION_PLUGIN = "SitsTiledAttention"
 LINEAR_PLUGIN = "SitsW4A16Linear"
-PLUGIN_VERSION = "2"
+PLUGIN_VERSION = "3"
 """Version of the plugins' input and output lists: raise it whenever a list changes."""
 
 GRAPH_FILE = "model.onnx"
@@ -160,14 +160,15 @@ ATTENTION_INPUTS = (
 
 LINEAR_INPUTS = (
     PluginInput("x", "activation", "[tokens, in]"),
-    PluginInput("qweight", "int8", "[out, in/2], two codes a byte, low nibble first"),
-    PluginInput("scales", "activation", "[out, in/group_size]"),
-    PluginInput("zeros", "int8", "[out, in/group_size], 0..15", only_with="has_zeros"),
+    PluginInput("qweight", "int8", "[ceil(out/16), ceil(in/64), 512], the bytes of `layouts.pack_mma16`"),
+    PluginInput("scales", "activation", "[ceil(out/16), groups, 8, 2] of `layouts.pack_mma16_groups`"),
+    PluginInput("zeros", "int8", "as scales, 0..15", only_with="has_zeros"),
     PluginInput("bias", "activation", "[out]", only_with="has_bias"),
     PluginInput("input_scale", "activation", "[in]", only_with="has_input_scale"),
 )
 """Inputs of SitsW4A16Linear. Its one output is [tokens, out] in the type of x.
 
+Weights lie in the mma16 layout, which the kernels for every architecture take, laid once when the graph is exported.
 Codes travel as int8 because TensorRT takes int8 plugin inputs byte for byte, while it widens uint8
 initialisers to int32 (four times the bytes) and refuses uint4 ones.
 """
@@ -181,7 +182,9 @@ ATTENTION_FIELDS = {
 `kv_format` says what the pool holds: 0 for floats, else `kv_format` of its type.
 """
 
-LINEAR_FIELDS = {"group_size": "int", "has_zeros": "int", "has_bias": "int", "has_input_scale": "int"}
+LINEAR_FIELDS = {
+    "out_features": "int", "group_size": "int", "has_zeros": "int", "has_bias": "int", "has_input_scale": "int",
+}  # fmt: skip
 """Attributes of a SitsW4A16Linear node; all of them are serialized."""
 
 

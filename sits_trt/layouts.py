@@ -121,6 +121,12 @@ def pack_mma16_groups(values: NDArray[Any], group_size: int) -> NDArray[Any]:
     return np.ascontiguousarray(split.transpose(0, 3, 2, 1))
 
 
+def unpack_mma16_groups(values: NDArray[Any], out_features: int, groups: int) -> NDArray[Any]:
+    """Undo `pack_mma16_groups`: [out_features, groups]."""
+    rows = values.transpose(0, 3, 2, 1).reshape(-1, values.shape[1])
+    return np.ascontiguousarray(rows[:out_features, :groups])
+
+
 def _padded(values: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
     """Append zeros until the sides are multiples of `rows` and `columns`."""
     return np.pad(values, [(0, -values.shape[0] % rows), (0, -values.shape[1] % columns)])

@@ -23,7 +23,7 @@ from sits_trt.artifacts import (
     tool_versions,
     writing,
 )
-from sits_trt.contract import EngineLimits
+from sits_trt.contract import PLUGIN_VERSION, EngineLimits
 from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
 from sits_trt.recipe.schemes import average_bits
@@ -199,7 +199,11 @@ class BuildLine:
 
             return export_graph(open_checkpoint(directory), tile, limits, out, progress)
 
-        settings = {"tile": vars(tile), "max_seq_tokens": limits.max_seq_tokens}
+        settings = {
+            "tile": vars(tile),
+            "max_seq_tokens": limits.max_seq_tokens,
+            "plugin_version": PLUGIN_VERSION,
+        }
         tools = ("torch", "onnx", "onnx-ir", "onnxscript")
         return Stage("graph", self.layout.graph, settings, self._inputs(stage), make, tools)
 

@@ -19,6 +19,7 @@ from sits_trt import contract
 from sits_trt.contract import GRAPH_FILE, present_inputs
 from sits_trt.errors import ExportError
 from sits_trt.graph.kv_codes import decode_rows, encode_rows
+from sits_trt.layouts import unpack_mma16, unpack_mma16_groups
 
 Array = NDArray[Any]
 
@@ -87,17 +88,24 @@ class SitsW4A16Linear(OpRun):
 
     op_domain = contract.ONNX_DOMAIN
 
-    def _run(self, *inputs: Array, group_size: int, **fields: Any) -> tuple[Array]:
+    def _run(self, *inputs: Array, out_features: int, group_size: int, **fields: Any) -> tuple[Array]:
         names = [i.name for i in present_inputs(contract.LINEAR_INPUTS, fields)]
         given = dict(zip(names, inputs, strict=True))
-        packed = given["qweight"].view(np.uint8)
-        codes = np.stack((packed & 15, packed >> 4), axis=-1).reshape(packed.shape[0], -1, group_size)
-        zeros = given["zeros"].astype(np.float32)[:, :, None] if "zeros" in given else np.float32(8)
-        weight = (codes.astype(np.float32) - zeros) * given["scales"].astype(np.float32)[:, :, None]
         x = given["x"].astype(np.float32)
+        words = given["qweight"].view(np.uint32)
+        codes = unpack_mma16(words.reshape(*words.shape[:2], 32, 4), out_features, x.shape[1])
+        size = (out_features, x.shape[1] // group_size)
+        scales = unpack_mma16_groups(given["scales"], *size).astype(np.float32)
+        zeros = (
+            unpack_mma16_groups(given["zeros"], *size).astype(np.float32)
+            if "zeros" in given
+            else np.full(size, 8, np.float32)
+        )
+        grouped = codes.reshape(*size, group_size).astype(np.float32)
+        weight = (grouped - zeros[:, :, None]) * scales[:, :, None]
         if "input_scale" in given:
             x = x * given["input_scale"].astype(np.float32)
-        out = x @ weight.reshape(packed.shape[0], -1).T
+        out = x @ weight.reshape(out_features, -1).T
         if "bias" in given:
             out = out + given["bias"].astype(np.float32)
         return (out.astype(given["x"].dtype),)

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from torch import Tensor
 from sits_trt import contract
 from sits_trt.contract import GRAPH_DATA_FILE, GRAPH_FILE, EngineLimits, bindings
 from sits_trt.errors import ExportError
+from sits_trt.graph.relay import relay_linears
 from sits_trt.graph.schemas import OPSET, register_schemas, translations
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.ops.kv_pool import CODE_DTYPES
@@ -107,7 +107,8 @@ def trace(decoder: Decoder, tile: TileSpec) -> ir.Model:
     if tile.is_coded:
         (pool,) = (value for value in model.graph.inputs if value.name == "kv_pool")
         pool.dtype = ir.DataType.INT8
-    _finish_custom_nodes(model)
+    _type_results(model)
+    relay_linears(model)
     _strip_trace(model)
     return model
 
@@ -157,23 +158,13 @@ def _as_mapping(checkpoint: CheckpointLike) -> Mapping[str, Tensor]:
     return checkpoint if isinstance(checkpoint, Mapping) else {name: checkpoint[name] for name in checkpoint}
 
 
-def _finish_custom_nodes(model: ir.Model) -> None:
-    """Say the result types of our nodes, and give packed codes the type that TensorRT takes, the bytes unchanged."""
+def _type_results(model: ir.Model) -> None:
+    """Say the result types of our nodes: those of their activations."""
     for node in model.graph:
-        if node.domain != contract.ONNX_DOMAIN:
-            continue
-        activation = node.inputs[0]
-        assert activation is not None
-        node.outputs[0].dtype = activation.dtype
-        if node.op_type != contract.LINEAR_PLUGIN:
-            continue
-        fields = {name: node.attributes.get_int(name, 0) for name in contract.LINEAR_FIELDS}
-        present = contract.present_inputs(contract.LINEAR_INPUTS, fields)
-        for declared, value in zip(present, node.inputs, strict=True):
-            if declared.dtype == "int8" and value is not None and value.dtype == ir.DataType.UINT8:
-                assert value.const_value is not None, f"{declared.name} of {node.name} is not a weight"
-                value.const_value = ir.tensor(value.const_value.numpy().view(np.int8), name=value.name)
-                value.dtype = ir.DataType.INT8
+        if node.domain == contract.ONNX_DOMAIN:
+            activation = node.inputs[0]
+            assert activation is not None
+            node.outputs[0].dtype = activation.dtype
 
 
 def _strip_trace(model: ir.Model) -> None:

@@ -93,7 +93,7 @@ def translations(head_dim: int, tile_tokens: int) -> dict[Any, Callable[..., Any
         flags = {f"has_{name}": int(value is not None) for name, value in optional.items()}
         return getattr(opset, contract.LINEAR_PLUGIN)(
             x, qweight, scales, *present, group_size=group_size, **flags, **_PLUGIN_ATTRIBUTES
-        )
+        )  # `relay_linears` makes of its weights what the plugin takes
 
     return {
         torch.ops.sits.tiled_attention_functional.default: attention,

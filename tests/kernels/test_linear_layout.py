@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sits_trt.kernels.linear import relay_codes, relay_groups
-from sits_trt.layouts import pack_mma16, pack_mma16_groups, pack_sits, unpack_mma16
+from sits_trt.layouts import pack_mma16, pack_mma16_groups, pack_sits, unpack_mma16, unpack_mma16_groups
 
 SHAPES = [(16, 64), (37, 160), (1, 32), (130, 576)]
 
@@ -38,6 +38,13 @@ def test_groups_of_32_are_padded_to_whole_pieces():
     packed = pack_mma16_groups(values, 32)
     assert packed.shape == (2, 4, 8, 2)
     assert packed.sum() == 60
+    assert np.array_equal(unpack_mma16_groups(packed, 20, 3), values)
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_unpacking_undoes_packing_of_groups(group_size):
+    values = np.random.default_rng().random((37, 640 // group_size)).astype(np.float16)
+    assert np.array_equal(unpack_mma16_groups(pack_mma16_groups(values, group_size), *values.shape), values)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])

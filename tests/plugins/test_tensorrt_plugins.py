@@ -17,12 +17,14 @@ from sits_plugins.tensorrt_linear import LINEAR
 from sits_plugins.tensorrt_plugin import PluginDefinition, plugin_classes
 from torch import Tensor
 
-from sits_trt.contract import kv_format
+from sits_trt.contract import PLUGIN_VERSION, kv_format
 from sits_trt.errors import PluginError
-from sits_trt.ops import quantized_tiled_attention, rope_table, tiled_attention, w4a16_linear
+from sits_trt.kernels.linear import relay_codes, relay_groups
+from sits_trt.ops import quantized_tiled_attention, rope_table, tiled_attention
 from sits_trt.ops.kv_quant import quantize_kv
 from sits_trt.spec import CODED_KV_DTYPES, RopeSpec, TileSpec
 from tests.support.cpu_launcher import CpuLauncher
+from tests.support.linear import random_weight
 from tests.support.plugin_driver import create, describe_dynamic, describe_tensors, enqueue, trt
 
 HEADS, KV_HEADS, DIM, TILE_TOKENS, LAYERS = 4, 2, 16, 16, 3
@@ -30,6 +32,8 @@ ATTENTION_VALUES = {
     "layer": 1, "num_heads": HEADS, "num_kv_heads": KV_HEADS, "head_dim": DIM, "tile_tokens": TILE_TOKENS,
     "window": 5, "scale": 0.25, "kv_format": 0,
 }  # fmt: skip
+OUT = 40
+LINEAR_OPTIONS = ("zeros", "bias", "input_scale")
 
 
 def attention_inputs(counts: Sequence[int], contexts: Sequence[int], dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -117,33 +121,30 @@ def test_formats_of_a_node_are_those_of_the_kernels() -> None:
     assert {name: kv_format(name) for name in ("native", *CODED_KV_DTYPES)} == KV_FORMATS
 
 
-def linear_inputs(fields: Mapping[str, int], tokens: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    out_features, in_features = 40, 96
-    groups = (out_features, in_features // fields["group_size"])
-    optional = {
-        "zeros": torch.randint(0, 16, groups, generator=generator, dtype=torch.uint8),
-        "bias": torch.randn(out_features, generator=generator).to(dtype),
-        "input_scale": (torch.rand(in_features, generator=generator) + 0.5).to(dtype),
-    }
-    return [
-        torch.randn(tokens, in_features, generator=generator).to(dtype),
-        torch.randint(0, 256, (out_features, in_features // 2), generator=generator, dtype=torch.uint8),
-        (torch.rand(groups, generator=generator) * 0.05).to(dtype),
-        *(tensor for name, tensor in optional.items() if fields[f"has_{name}"]),
-    ]
+def linear_values(group_size: int, *present: str) -> dict[str, int]:
+    """Return the fields of a linear of OUT outputs that has these optional inputs."""
+    flags = {f"has_{name}": int(name in present) for name in LINEAR_OPTIONS}
+    return {"out_features": OUT, "group_size": group_size} | flags
+
+
+def linear_operands(fields: Mapping[str, int], tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """Return the inputs of a linear node, weights as the kernels read them, and the op's result."""
+    present = [name for name in LINEAR_OPTIONS if fields[f"has_{name}"]]
+    weight = random_weight(OUT, 96, fields["group_size"], present, dtype=dtype)
+    x = torch.randn(tokens, 96).to(dtype)
+    zeros = [] if weight.zeros is None else [relay_groups(weight.zeros, weight.group_size)]
+    rest = [tensor for tensor in (weight.bias, weight.input_scale) if tensor is not None]
+    codes = relay_codes(weight.qweight).flatten(2).view(torch.int8)
+    return [x, codes, relay_groups(weight.scales, weight.group_size), *zeros, *rest], weight.layer()(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 2, 17])
 @pytest.mark.parametrize("present", range(8))
 def test_linear_equals_the_op_with_any_optional_inputs(present: int, tokens: int, dtype: torch.dtype) -> None:
-    flags = {f"has_{name}": present >> bit & 1 for bit, name in enumerate(("zeros", "bias", "input_scale"))}
-    values = {"group_size": 32} | flags
+    values = linear_values(32, *(name for bit, name in enumerate(LINEAR_OPTIONS) if present >> bit & 1))
     plugin = create(LINEAR, values, CpuLauncher)
-    inputs = linear_inputs(values, tokens, dtype, seed=present)
-    rest = iter(inputs[3:])
-    expected = w4a16_linear(*inputs[:3], *(next(rest) if flag else None for flag in flags.values()), 32)
+    inputs, expected = linear_operands(values, tokens, dtype)
     out = torch.full_like(expected, float("nan"))
     enqueue(plugin, inputs, out)
     assert torch.equal(out, expected)
@@ -151,7 +152,7 @@ def test_linear_equals_the_op_with_any_optional_inputs(present: int, tokens: int
 
 @pytest.mark.parametrize(
     ("definition", "values"),
-    [(ATTENTION, ATTENTION_VALUES), (LINEAR, {"group_size": 32, "has_zeros": 0, "has_bias": 0, "has_input_scale": 0})],
+    [(ATTENTION, ATTENTION_VALUES), (LINEAR, linear_values(32))],
 )
 def test_enqueue_without_a_bundle_fails_loudly(
     definition: PluginDefinition,
@@ -161,12 +162,11 @@ def test_enqueue_without_a_bundle_fails_loudly(
 ) -> None:
     monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
     plugin = create(definition, values)
-    inputs = (
-        attention_inputs((2,), (0,), torch.float16, 0)
-        if definition is ATTENTION
-        else linear_inputs({k: int(v) for k, v in values.items()}, 2, torch.float16, 0)
-    )
-    out = torch.zeros(2, HEADS * DIM if definition is ATTENTION else 40, dtype=torch.float16)
+    if definition is ATTENTION:
+        inputs, width = attention_inputs((2,), (0,), torch.float16, 0), HEADS * DIM
+    else:
+        inputs, width = linear_operands({k: int(v) for k, v in values.items()}, 2, torch.float16)[0], OUT
+    out = torch.zeros(2, width, dtype=torch.float16)
     with caplog.at_level(logging.ERROR), pytest.raises(PluginError, match=f"set {BUNDLE_VARIABLE}"):
         enqueue(plugin, inputs, out)
     assert f"plugin {definition.name}" in caplog.text
@@ -176,7 +176,7 @@ def test_a_plugin_names_the_fields_that_a_node_lacks() -> None:
     _, creator_class = plugin_classes(trt, ATTENTION)
     kinds = {name: kind for name, kind in ATTENTION.fields.items() if name not in ("layer", "window")}
     collection, _arrays = write_fields(trt, kinds, ATTENTION_VALUES)
-    with pytest.raises(PluginError, match="SitsTiledAttention 2: the node lacks layer, window"):
+    with pytest.raises(PluginError, match=f"SitsTiledAttention {PLUGIN_VERSION}: the node lacks layer, window"):
         creator_class().create_plugin("node", collection, trt.TensorRTPhase.BUILD)
 
 
@@ -204,13 +204,22 @@ def test_attention_refuses_shapes_that_do_not_fit(index: int, shape: tuple[int, 
         plugin.on_shape_change(describe_tensors(changed_input(index, shape)), describe_tensors([out]))
 
 
-def test_linear_refuses_scales_of_another_group_size() -> None:
-    values = {"group_size": 32, "has_zeros": 1, "has_bias": 0, "has_input_scale": 0}
+@pytest.mark.parametrize(
+    ("index", "shape", "message"),
+    [
+        (1, (3, 1, 512), r"shape of qweight must be \(3, 2, 512\), got \(3, 1, 512\)"),
+        (2, (3, 2, 8, 2), r"shape of scales must be \(3, 4, 8, 2\), got \(3, 2, 8, 2\)"),
+        (3, (3, 3, 8, 2), r"shape of zeros must be \(3, 4, 8, 2\)"),
+        (4, (48,), r"shape of bias must be \(40,\)"),
+    ],
+)
+def test_linear_refuses_shapes_that_do_not_fit(index: int, shape: tuple[int, ...], message: str) -> None:
+    values = linear_values(32, "zeros", "bias")
     plugin = create(LINEAR, values, CpuLauncher)
-    inputs = linear_inputs(values, 2, torch.float16, 0)
-    inputs[2] = torch.zeros(40, 6, dtype=torch.float16)
-    with pytest.raises(PluginError, match=r"shape of scales must be \(40, 3\), got \(40, 6\)"):
-        plugin.on_shape_change(describe_tensors(inputs), describe_tensors([torch.zeros(2, 40).half()]))
+    inputs, expected = linear_operands(values, 2, torch.float16)
+    inputs[index] = torch.zeros(shape, dtype=inputs[index].dtype)
+    with pytest.raises(PluginError, match=message):
+        plugin.on_shape_change(describe_tensors(inputs), describe_tensors([expected]))
 
 
 def test_formats_are_linear_and_types_those_of_the_contract() -> None:
@@ -237,10 +246,9 @@ def test_a_clone_keeps_the_fields_and_finds_its_own_launcher() -> None:
         found.append(CpuLauncher())
         return found[-1]
 
-    values = {"group_size": 32, "has_zeros": 0, "has_bias": 1, "has_input_scale": 0}
+    values = linear_values(32, "bias")
     plugin = create(LINEAR, values, find)
-    inputs = linear_inputs(values, 1, torch.float16, 0)
-    out = torch.zeros(1, 40, dtype=torch.float16)
+    inputs, out = linear_operands(values, 1, torch.float16)
     enqueue(plugin, inputs, out)
     clone = plugin.clone()
     assert clone.fields == values

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 from math import prod
 
+import numpy as np
 import torch
 from sits_plugins.launcher import AttentionCall, LinearCall
+from sits_plugins.linear_plan import workspace_bound
 from torch import Tensor
 
+from sits_trt.layouts import WeightLayout, pack_sits, unpack_mma16
 from sits_trt.ops import quantized_tiled_attention, tiled_attention, w4a16_linear
 from sits_trt.ops.kv_pool import CODE_DTYPES
 from sits_trt.spec import TileSpec
@@ -51,16 +54,30 @@ class CpuLauncher:
     def w4a16_linear(self, call: LinearCall, stream: int) -> None:
         self.streams.append(stream)
         dtype = getattr(torch, call.dtype)
-        groups = (call.out_features, call.in_features // call.group_size)
+        assert call.layout == WeightLayout.MMA16
+        size = (call.out_features, call.in_features)
+        blocks, pieces = (-(-extent // step) for extent, step in zip(size, (16, 64), strict=True))
+        words = tensor_at(call.qweight, (blocks, pieces, 32, 4), torch.int32).numpy().view(np.uint32)
+        bound = workspace_bound(call.tokens, *size)
+        if bound:
+            tensor_at(call.workspace, (bound,), torch.uint8).fill_(255)
         out = tensor_at(call.out, (call.tokens, call.out_features), dtype)
         out.copy_(
             w4a16_linear(
                 tensor_at(call.x, (call.tokens, call.in_features), dtype),
-                tensor_at(call.qweight, (call.out_features, call.in_features // 2), torch.uint8),
-                tensor_at(call.scales, groups, dtype),
-                tensor_at(call.zeros, groups, torch.uint8) if call.zeros else None,
+                torch.from_numpy(pack_sits(unpack_mma16(words, *size))),
+                self._groups(call, call.scales, dtype),
+                self._groups(call, call.zeros, torch.uint8) if call.zeros else None,
                 tensor_at(call.bias, (call.out_features,), dtype) if call.bias else None,
                 tensor_at(call.input_scale, (call.in_features,), dtype) if call.input_scale else None,
                 call.group_size,
             )
         )
+
+    @staticmethod
+    def _groups(call: LinearCall, address: int, dtype: torch.dtype) -> Tensor:
+        """Return scales or zero points [out, in/group_size] of the mma16 layout."""
+        groups, per_piece = call.in_features // call.group_size, max(1, 64 // call.group_size)
+        padded = -(-groups // per_piece) * per_piece
+        laid = tensor_at(address, (-(-call.out_features // 16), padded, 8, 2), dtype)
+        return laid.permute(0, 3, 2, 1).reshape(-1, padded)[: call.out_features, :groups]

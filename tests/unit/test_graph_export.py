@@ -16,6 +16,7 @@ from sits_trt.contract import GRAPH_DATA_FILE, GRAPH_FILE, EngineLimits, binding
 from sits_trt.errors import ExportError
 from sits_trt.graph.evaluate import GraphEvaluator
 from sits_trt.graph.export import export_graph
+from sits_trt.layouts import unpack_mma16, unpack_mma16_groups, unpack_sits
 from sits_trt.models import build_decoder
 from sits_trt.spec import CODED_KV_DTYPES, TileSpec
 from tests.support.graphs import MemoryCheckpoint, MixedBatch, tiny_int4
@@ -67,19 +68,35 @@ def test_every_layer_is_one_attention_and_four_linear_nodes(graph_dir: Path) -> 
     assert [node.op_type for node in ours].count(contract.LINEAR_PLUGIN) == 8
     for node in ours:
         fields = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        assert (fields["plugin_version"], fields["plugin_namespace"]) == (b"2", b"sits")
+        assert (fields["plugin_version"], fields["plugin_namespace"]) == (contract.PLUGIN_VERSION.encode(), b"sits")
         assert not any(name == "" for name in node.input)
 
 
-def test_codes_travel_as_int8_with_the_bytes_of_the_checkpoint(graph_dir: Path, checkpoint: MemoryCheckpoint) -> None:
+def test_weights_of_the_checkpoint_travel_as_the_kernels_read_them(
+    graph_dir: Path, checkpoint: MemoryCheckpoint
+) -> None:
     initializers = {t.name: t for t in onnx.load(graph_dir / GRAPH_FILE).graph.initializer}
+    name = "model.layers.1.mlp.down_proj"
     stored = onnx.numpy_helper.to_array(initializers["layers.1.down.qweight"])
     assert stored.dtype == np.int8
-    expected = checkpoint["model.layers.1.mlp.down_proj.qweight"].numpy()
-    np.testing.assert_array_equal(stored.view(np.uint8), expected)
-    zeros = onnx.numpy_helper.to_array(initializers["layers.1.down.zeros"])
-    assert zeros.dtype == np.int8
-    assert (zeros >= 0).all()
+    expected = unpack_sits(checkpoint[f"{name}.qweight"].numpy())
+    words = np.ascontiguousarray(stored).view(np.uint32).reshape(*stored.shape[:2], 32, 4)
+    np.testing.assert_array_equal(unpack_mma16(words, *expected.shape), expected)
+    for part, dtype in (("scales", np.float16), ("zeros", np.int8)):
+        laid = onnx.numpy_helper.to_array(initializers[f"layers.1.down.{part}"])
+        values = checkpoint[f"{name}.{part}"].numpy()
+        assert laid.dtype == dtype
+        np.testing.assert_array_equal(unpack_mma16_groups(laid, *values.shape), values)
+
+
+def test_bfloat16_scales_travel_as_bfloat16(tmp_path: Path) -> None:
+    checkpoint = tiny_int4(torch.bfloat16)
+    export(checkpoint, tmp_path / "graph")
+    initializers = {t.name: t for t in onnx.load(tmp_path / "graph" / GRAPH_FILE).graph.initializer}
+    laid = onnx.numpy_helper.to_array(initializers["layers.0.o.scales"])
+    scales = checkpoint["model.layers.0.self_attn.o_proj.scales"].bfloat16()
+    assert initializers["layers.0.o.scales"].data_type == onnx.TensorProto.BFLOAT16
+    np.testing.assert_array_equal(unpack_mma16_groups(laid, *scales.shape).astype(np.float32), scales.float().numpy())
 
 
 def test_the_same_checkpoint_gives_the_same_bytes(

@@ -42,6 +42,7 @@ def test_digests_start_with_the_version_and_differ(sources: Path) -> None:
 def test_a_digest_follows_its_sources(sources: Path) -> None:
     assert changed(sources, "tensorrt_attention.py") == {ATTENTION_PLUGIN}
     assert changed(sources, "tensorrt_linear.py") == {LINEAR_PLUGIN}
+    assert changed(sources, "linear_plan.py") == {LINEAR_PLUGIN}
     assert changed(sources, "tensorrt_plugin.py") == {ATTENTION_PLUGIN, LINEAR_PLUGIN}
     assert changed(sources, "launcher.py") == {ATTENTION_PLUGIN, LINEAR_PLUGIN}
     assert changed(sources, "tensorrt_registry.py") == set()
