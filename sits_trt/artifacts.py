@@ -18,6 +18,9 @@ from typing import Any
 from sits_trt.errors import ArtifactMismatch, SitsError
 
 MANIFEST_NAME = "manifest.json"
+QUANTIZATION_REPORT = "report.json"
+"""File of a quantized checkpoint: its sizes, the errors of its layers, and its scores beside the float model."""
+
 SCHEMA_VERSION = 1
 
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sits_trt.errors import SitsError
+from sits_trt.layer_report import LayerError
 from sits_trt.recipe.schema import Recipe
 from sits_trt.serving.ports import Endpoints
 
 if TYPE_CHECKING:
+    from sits_trt.evaluation import Evaluation
     from sits_trt.sweep import SweepResult
 
 ProgressCallback = Callable[[int, int, str], None]
@@ -27,7 +29,8 @@ ProgressCallback = Callable[[int, int, str], None]
 
 PLAIN_INTERVAL_S = 10.0
 """Where there is no terminal, a stage reports at most this often."""
-
+WORST_LAYERS = 8
+"""Quantized layers that are shown where nobody says how many."""
 
 _REFUSALS = frozenset(
     {
@@ -182,6 +185,46 @@ def show_engine(console: Console, engine: Mapping[str, Any]) -> None:
             console.print(f"  {name:<14} {least} .. {best} .. {most}", markup=False)
     for name, plugin in engine["plugins"].items():
         console.print(f"plugin {name}: {plugin['layers']} layers, {plugin['version_and_digest']}", markup=False)
+
+
+def show_evaluation(console: Console, found: Evaluation, layers: int) -> None:
+    """Print a build's accuracy beside its float model's, and its worst layers, at most `layers`."""
+    info, section, accuracy = found.info, found.section, found.accuracy
+    cache = "" if info.kv_dtype == "float16" else f", {info.kv_dtype} KV cache"
+    console.print(f"{info.name}: {info.weights}{cache}, {found.bits_per_weight:.2f} bits a weight", markup=False)
+    console.print(f"text {section.text}: {accuracy.tokens} tokens in blocks of {section.block_tokens}", markup=False)
+    table = Table("", "float16", "this build", box=None, pad_edge=False)
+    if accuracy.reference_perplexity is None:
+        table = Table("", "this build", box=None, pad_edge=False)
+        table.add_row("perplexity", f"{accuracy.perplexity:.3f}")
+    else:
+        increase = f"{accuracy.perplexity:.3f} ({accuracy.perplexity_increase:+.2%})"
+        table.add_row("perplexity", f"{accuracy.reference_perplexity:.3f}", increase)
+        table.add_row("KL divergence, nats a token", "", f"{accuracy.kl_divergence:.4f}")
+        table.add_row("top-1 agreement", "", f"{accuracy.top1_agreement:.2%}")
+        table.add_row("top-5 agreement", "", f"{accuracy.top5_agreement:.2%}")
+        table.add_row(
+            f"equal greedy answers of {accuracy.answer_tokens} tokens",
+            "",
+            f"{accuracy.exact_prompts} of {accuracy.prompts}",
+        )
+        table.add_row("equal tokens at their start, mean", "", f"{accuracy.exact_tokens:.1f}")
+    console.print(table)
+    console.print(f"measured in {accuracy.seconds:.1f} s")
+    show_layers(console, found.layers, layers)
+
+
+def show_layers(console: Console, layers: Sequence[LayerError], most: int) -> None:
+    """Print the `most` worst of the quantized layers, given worst first; nothing where there are none."""
+    shown = layers[:most]
+    if not shown:
+        return
+    of_all = f"the worst {len(shown)} of {len(layers)} quantized layers" if len(shown) < len(layers) else "all layers"
+    console.print(f"{of_all}, by relative squared output error on the calibration text:", markup=False)
+    table = Table("layer", "error", "drift of the stream after it", box=None, pad_edge=False)
+    for layer in shown:
+        table.add_row(layer.name, f"{layer.output_error:.2e}", f"{layer.drift:.2e}")
+    console.print(table)
 
 
 def show_sweep(console: Console, result: SweepResult, page: Path) -> None:

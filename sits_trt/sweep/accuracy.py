@@ -1,10 +1,11 @@
-"""Accuracy of a build against its fp16 model, kept beside the build until weights or KV cache change."""
+"""Accuracy of a build against its fp16 model, kept beside the build for each text and model that were measured."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from sits_trt import __version__
 from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
 from sits_trt.checkpoint import load_tokenizer, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks, text_digest
+from sits_trt.errors import CheckpointError, RecipeError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare, exact_match
 from sits_trt.models.threads import leave_a_core
@@ -26,6 +28,9 @@ FILE_NAME = "accuracy.json"
 GREEDY_PROMPT_TOKENS = 64
 """Length of the prompts whose greedy answers are compared: pieces of the evaluation text."""
 
+_STEP_TOKENS = 16
+"""For the time left: a step of all greedy answers takes about as long as so many tokens of a block."""
+
 Progress = Callable[[int, int, str], None]
 
 
@@ -38,12 +43,15 @@ def measure_accuracy(info: BuildInfo, section: AccuracySection, progress: Progre
     """
     layout = BuildDirectory(Path(info.directory))
     manifest = _manifest(layout, info, section)
-    if not is_current(layout.accuracy, KIND, manifest.fingerprint):
-        with writing(layout.accuracy, manifest) as (partial, _):
-            found = _measure(layout.checkpoint, weights_directory(info), section, progress, _coded_kv(info))
+    directory = layout.accuracy / manifest.fingerprint
+    if not is_current(directory, KIND, manifest.fingerprint):
+        began = time.monotonic()
+        found = _measure(layout.checkpoint, weights_directory(info), section, progress, _coded_kv(info))
+        found = replace(found, seconds=round(time.monotonic() - began, 1))
+        with writing(directory, manifest) as (partial, _):
             (partial / FILE_NAME).write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
     progress(100, 100, "accuracy")
-    return Accuracy(**json.loads((layout.accuracy / FILE_NAME).read_text(encoding="utf-8")))
+    return Accuracy(**json.loads((directory / FILE_NAME).read_text(encoding="utf-8")))
 
 
 def _coded_kv(info: BuildInfo) -> str:
@@ -59,7 +67,8 @@ def _manifest(layout: BuildDirectory, info: BuildInfo, section: AccuracySection)
     inputs["text"] = text_digest(section.text)
     tools = {"sits-trt": __version__} | tool_versions("torch")
     settings = section.model_dump(mode="json") | {"kv_dtype": _coded_kv(info)}
-    identity = {"kind": KIND, "settings": settings, "inputs": inputs, "tools": tools}
+    figures = [field.name for field in fields(Accuracy)]
+    identity = {"kind": KIND, "settings": settings, "inputs": inputs, "tools": tools, "figures": figures}
     return Manifest(KIND, fingerprint(identity), inputs, tools)
 
 
@@ -68,29 +77,46 @@ def _measure(
 ) -> Accuracy:
     tokenizer = load_tokenizer(reference_dir)
     blocks = read_blocks(section.text, tokenizer, section.blocks, section.block_tokens, "evaluation")
+    if len(blocks[0]) < section.block_tokens:
+        raise CheckpointError(
+            f"text source '{section.text}' holds {len(blocks[0])} tokens and a block is of {section.block_tokens}; "
+            "give a longer text or a smaller block_tokens"
+        )
     prompts = read_blocks(section.text, tokenizer, section.prompts, GREEDY_PROMPT_TOKENS, "evaluation")
-    positions = max(section.block_tokens, GREEDY_PROMPT_TOKENS + section.exact_match_tokens)
+    positions = _positions(reference_dir, section)
     progress(0, 100, "loading models")
     reference = _load(reference_dir, positions)
     if weights_dir == reference_dir and not kv_dtype:
         alone = compare(reference, reference, blocks, _part(progress, 0, 100, "perplexity"))
         return Accuracy(alone.perplexity, alone.positions)
     candidate = reference if weights_dir == reference_dir else _load(weights_dir, positions)
-    found = compare(reference, candidate, blocks, _part(progress, 0, 50, "perplexity and KL divergence"), kv_dtype)
-    answers = exact_match(
-        reference, candidate, prompts, section.exact_match_tokens, _part(progress, 50, 100, "greedy answers"), kv_dtype
-    )
+    scored, answered = sum(map(len, blocks)), sum(map(len, prompts)) + _STEP_TOKENS * section.exact_match_tokens
+    middle = 100 * scored // (scored + answered)
+    found = compare(reference, candidate, blocks, _part(progress, 0, middle, "perplexity and KL divergence"), kv_dtype)
+    greedy = _part(progress, middle, 100, "greedy answers")
+    answers = exact_match(reference, candidate, prompts, section.exact_match_tokens, greedy, kv_dtype)
     return Accuracy(
         perplexity=found.perplexity,
         tokens=found.positions,
         reference_perplexity=found.reference_perplexity,
         kl_divergence=found.kl,
         top1_agreement=found.top1,
+        top5_agreement=found.top5,
         prompts=answers.prompts,
         answer_tokens=answers.tokens,
         exact_prompts=round(answers.exact_match * answers.prompts),
         exact_tokens=answers.matched_prefix * answers.tokens,
     )
+
+
+def _positions(checkpoint: Path, section: AccuracySection) -> int:
+    """Return how many positions a measurement needs; RecipeError where the model has fewer."""
+    most = open_checkpoint(checkpoint).spec.max_positions
+    answer = GREEDY_PROMPT_TOKENS + section.exact_match_tokens
+    for key, needed in (("block_tokens", section.block_tokens), ("exact_match_tokens", answer)):
+        if needed > most:
+            raise RecipeError(f"needs {needed} positions, the model has {most}; lower it", f"sweep.accuracy.{key}")
+    return max(section.block_tokens, answer)
 
 
 def _load(directory: Path, positions: int) -> Decoder:

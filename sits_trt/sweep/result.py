@@ -54,9 +54,11 @@ class Accuracy:
     """Accuracy of a build, KV cache included, against its fp16 model, on `tokens` predicted tokens of a text.
 
     `kl_divergence` is the mean of KL(fp16 || build) in nats a token; `top1_agreement` the share of tokens
-    on whose most likely successor both agree; `exact_prompts` of `prompts` greedy answers of
+    on whose most likely successor both agree, `top5_agreement` the mean share of fp16's five most likely ones among
+    the build's five; `exact_prompts` of `prompts` greedy answers of
     `answer_tokens` tokens are equal, and `exact_tokens` is the mean number of tokens before the first
     difference. An fp16 build is compared with nothing: only `perplexity` and `tokens` are set, the others None.
+    `seconds` is how long measuring took, None where the figures come from another build's measurement.
     """
 
     perplexity: float
@@ -68,6 +70,8 @@ class Accuracy:
     answer_tokens: int | None = None
     exact_prompts: int | None = None
     exact_tokens: float | None = None
+    top5_agreement: float | None = None
+    seconds: float | None = None
 
     @property
     def perplexity_increase(self) -> float:

@@ -58,6 +58,7 @@ def test_accuracy_of_a_quantized_build_is_that_of_its_two_decoders(tmp_path: Pat
     assert found.reference_perplexity == pytest.approx(scores.reference_perplexity, rel=1e-4)
     assert found.kl_divergence == pytest.approx(scores.kl, rel=1e-3)
     assert found.top1_agreement == pytest.approx(scores.top1, abs=2 / scores.positions)
+    assert found.top5_agreement == pytest.approx(scores.top5, abs=2 / scores.positions)
     assert found.tokens == scores.positions == 140
     assert (found.prompts, found.answer_tokens) == (3, 5)
     assert found.exact_prompts == round(answers.exact_match * 3)
@@ -111,6 +112,8 @@ def test_accuracy_is_measured_again_only_when_model_or_settings_change(
     assert measure_accuracy(info, SECTION, silent) == first
     assert not measured
     measure_accuracy(info, SECTION.model_copy(update={"blocks": 1}), silent)
+    assert len(measured) == 1
+    assert measure_accuracy(info, SECTION, silent) == first, "another measurement does not push out the first"
     assert len(measured) == 1
     (other,) = describe_builds([stub_build(tmp_path, "int4", quantized=True, seed=1)])
     assert measure_accuracy(other, SECTION, silent) != first
