@@ -31,6 +31,14 @@ class QuantizationError(SitsError):
     """A layer, calibration set or skip pattern does not allow the quantization that was asked for."""
 
 
+class BudgetError(QuantizationError):
+    """A quantized model is further from its float model than the recipe allows. `report` is its report.json."""
+
+    def __init__(self, message: str, report: Path) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 class ExportError(SitsError):
     """The model cannot be turned into an ONNX graph."""
 

@@ -14,6 +14,7 @@ from sits_plugins.tensorrt_registry import plugin_digests
 
 from sits_trt import __version__
 from sits_trt.artifacts import (
+    QUANTIZATION_REPORT,
     BuildDirectory,
     Manifest,
     fingerprint,
@@ -23,6 +24,7 @@ from sits_trt.artifacts import (
     tool_versions,
     writing,
 )
+from sits_trt.budget import check_budget
 from sits_trt.contract import PLUGIN_VERSION, EngineLimits
 from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
@@ -39,7 +41,9 @@ Reporter = Callable[[str], AbstractContextManager[Progress]]
 class Stage:
     """One artifact of the line: what decides it, and how it is made.
 
-    `make(out_dir, progress)` fills the directory and returns what to add to the manifest's details.
+    `make(out_dir, progress)` fills the directory and returns what to add to the manifest's details. `judge(directory)`
+    raises SitsError where settings that decide nothing in the artifact do not accept it; it is asked before a new
+    artifact is put in place, and each time one is kept.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Stage:
     tools: tuple[str, ...] = ()
     sm: int | None = None
     plugins: Mapping[str, str] = field(default_factory=dict)
+    judge: Callable[[Path], None] | None = None
 
     def manifest(self) -> Manifest:
         tools = {"sits-trt": __version__} | tool_versions(*self.tools)
@@ -103,6 +108,10 @@ class BuildLine:
             if rebuilt:
                 with self.report(stage.name) as progress, writing(stage.directory, manifest) as (partial, details):
                     details.update(stage.make(partial, progress))
+                    if stage.judge:
+                        stage.judge(partial)
+            elif stage.judge:
+                stage.judge(stage.directory)
             self.made[stage.name] = manifest.fingerprint
             yield StageResult(stage.name, stage.directory, rebuilt, time.monotonic() - began)
         self.layout.recipe_file.write_text(self.recipe.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -167,8 +176,7 @@ class BuildLine:
             return search_scales(open_checkpoint(self.layout.checkpoint), section, out, progress)
 
         inputs = self._inputs("checkpoint") | {"text": text_digest(section.calibration.source)}
-        settings = section.model_dump(mode="json")
-        return Stage("scales", self.layout.scales, settings, inputs, make, ("torch", "numpy"))
+        return Stage("scales", self.layout.scales, section.decisive(), inputs, make, ("torch", "numpy"))
 
     def _quantized(self) -> Stage:
         section = self.recipe.quantization
@@ -181,13 +189,12 @@ class BuildLine:
                 open_checkpoint(self.layout.checkpoint), self.layout.scales, section, out, progress
             )  # fmt: skip
 
-        return Stage(
-            "quantized",
-            self.layout.quantized,
-            section.model_dump(mode="json"),
-            self._inputs("checkpoint", "scales"),
-            make,
-        )
+        inputs = self._inputs("checkpoint", "scales")
+
+        def judge(directory: Path) -> None:
+            check_budget(section, directory / QUANTIZATION_REPORT)
+
+        return Stage("quantized", self.layout.quantized, section.decisive(), inputs, make, judge=judge)
 
     def _graph(self) -> Stage:
         stage, directory = self._weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -60,6 +60,16 @@ class QuantizationSection(Section):
 
     The embedding and lm_head are kept in any case."""
     calibration: CalibrationSection = CalibrationSection()
+    max_kl: PositiveFloat | None = None
+    """Largest mean KL divergence from the float model, in nats a token; a build above it fails with its layer report.
+
+    Measured with the weights alone on the evaluation part of calibration.source; so is max_perplexity_increase."""
+    max_perplexity_increase: PositiveFloat | None = None
+    """Largest relative increase of the perplexity: 0.05 allows 5 % more than the float model's."""
+
+    def decisive(self) -> dict[str, Any]:
+        """Return, as JSON, what decides the weights: all but the bounds, which only judge them."""
+        return self.model_dump(mode="json", exclude={"max_kl", "max_perplexity_increase"})
 
     @model_validator(mode="after")
     def scales_that_four_bits_need(self) -> Self:

@@ -149,6 +149,34 @@ def test_errors_are_one_sentence_with_exit_code_2(place: Path) -> None:
         assert words in lines[0], done.stderr
 
 
+def test_a_bound_of_accuracy_fails_the_build_and_redoes_nothing_else(place: Path) -> None:
+    build = place / "builds" / "tiny"
+    tight = ["build", "tiny.yaml", "--set", "quantization.max_kl=1e-6"]
+    refused = run(tight, place)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    (error,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+    assert "KL divergence is" in error
+    assert "quantization.max_kl allows 1e-06" in error
+    assert "worst 8 of 14 quantized layers" in refused.stderr
+    report = build / "quantized.partial" / "report.json"
+    assert str(report.relative_to(place)) in error
+    measured = json.loads(report.read_text())["evaluation"]
+    assert 0 < measured["kl"] < 1
+    assert 0 < measured["top5"] <= 1
+    for absent in ("quantized", "engine", "repository", "recipe.json"):
+        assert not (build / absent).exists()
+
+    written = (report.parent / "model.safetensors").stat().st_ino
+    assert rebuilt(place, "quantization.max_kl=5") == ["quantized", "engine", "repository"]
+    assert (build / "quantized" / "model.safetensors").stat().st_ino == written, "the weights were written again"
+    assert rebuilt(place, "quantization.max_kl=4", "quantization.max_perplexity_increase=9.5") == []
+    assert json.loads((build / "recipe.json").read_text())["quantization"]["max_kl"] == 4
+    assert run(tight, place).returncode == 2
+    assert json.loads((build / "recipe.json").read_text())["quantization"]["max_kl"] == 4
+    assert rebuilt(place) == []
+
+
 def test_refused_recipe_writes_nothing(place: Path) -> None:
     done = run(["build", "tiny.yaml", "--set", "serving.max_batch_size=no"], place)
     assert done.returncode == 2

@@ -16,8 +16,8 @@ from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models import Decoder, build_decoder
-from sits_trt.models.scoring import block_logits, compare
-from sits_trt.quant import apply_scales, search, search_scales
+from sits_trt.models.scoring import Agreement, block_logits, compare
+from sits_trt.quant import apply, apply_scales, search, search_scales
 from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.streams import Streams
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
@@ -242,6 +242,39 @@ def test_activations_that_are_not_finite_are_refused_by_layer(tiny: Path, tmp_pa
 
     with pytest.raises(QuantizationError, match=r"model\.layers\.0\.self_attn\.q_proj"):
         quantize(edited(tiny, change), section(scheme=scheme), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+def test_b14_a_tensor_outside_the_layers_that_is_not_finite_is_refused(tmp_path: Path, name: str) -> None:
+    source = write_checkpoint(tmp_path / "source", dtype=torch.float16, tie_word_embeddings=False)
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name].flatten()[5] = float("nan")
+
+    with pytest.raises(QuantizationError, match=name.replace(".", r"\.")):
+        quantize(edited(source, change), section(), tmp_path)
+    assert not (tmp_path / "quantized" / "report.json").exists()
+
+
+def test_scores_that_are_not_finite_are_refused(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing known leads there: the checks of weights and activations come first. The last line holds anyway."""
+    nan = float("nan")
+    monkeypatch.setattr(apply, "compare_checkpoints", lambda *_: Agreement(nan, 5.0, nan, 0.0, 0.0, 10))
+    with pytest.raises(QuantizationError, match="perplexity is nan"):
+        quantize(tiny, section(method="rtn"), tmp_path)
+    assert not (tmp_path / "quantized" / "report.json").exists()
+
+
+def test_a_written_report_means_a_whole_checkpoint(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quantize(tiny, section(method="rtn"), tmp_path)
+    checkpoint = open_checkpoint(tiny)
+    again = [checkpoint, tmp_path / "scales", section(method="rtn"), tmp_path / "quantized", quiet]
+    monkeypatch.setattr(apply, "write_quantized", lambda *_: pytest.fail("written again"))
+    details = apply_scales(*again)
+    assert details["evaluation"]["kl"] > 0
+    (tmp_path / "quantized" / "report.json").unlink()
+    with pytest.raises(pytest.fail.Exception, match="written again"):
+        apply_scales(*again)
 
 
 def test_b13_nothing_is_written_when_the_plan_fails(tiny: Path, tmp_path: Path) -> None:
