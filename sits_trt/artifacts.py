@@ -138,6 +138,25 @@ def writing(directory: Path, manifest: Manifest) -> Iterator[tuple[Path, dict[st
 
 
 @contextmanager
+def new_directory(directory: Path) -> Iterator[Path]:
+    """Write a directory that is no artifact beside `directory`, and put it in place when the block ends well.
+
+    Yields the partial directory; however else the block ends, nothing is left of it. Raises SitsError when
+    `directory` is there and holds something.
+    """
+    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
+        raise SitsError(f"{directory} is there and not empty; move it away or give another --out")
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        replace_directory(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
 def only_writer(root: Path) -> Iterator[None]:
     """Keep a second process from writing the build in `root`: both would fill the same partial directories.
 

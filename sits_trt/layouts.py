@@ -55,10 +55,10 @@ def pack_awq(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
 
     Weights use rows = in, zero points rows = in/group. `out` must be a multiple of 8.
     """
-    eights = codes.reshape(codes.shape[0], -1, 8).astype(np.uint32)
+    eights = codes.reshape(codes.shape[0], -1, 8)
     words = np.zeros(eights.shape[:2], np.uint32)
     for nibble, column in enumerate(AWQ_ORDER):
-        words |= eights[:, :, column] << np.uint32(4 * nibble)
+        words |= eights[:, :, column].astype(np.uint32) << np.uint32(4 * nibble)
     return words.view(np.int32)
 
 
@@ -86,6 +86,19 @@ def unpack_modelopt(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     out[0::2] = (packed & 0xF) ^ 8
     out[1::2] = (packed >> 4) ^ 8
     return out
+
+
+def pack_words(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """Pack uint8 codes [rows, columns], each 0..15, into compressed-tensors' int32 [rows, ceil(columns/8)].
+
+    Nibble i (low first) of word w holds column 8w + i; columns that pad a word are 0.
+    """
+    return np.ascontiguousarray(pack_sits(_padded(codes, 1, 8))).view("<i4")
+
+
+def unpack_words(words: NDArray[np.int32], columns: int) -> NDArray[np.uint8]:
+    """Undo `pack_words`: int32 [rows, ceil(columns/8)] to uint8 codes [rows, columns]."""
+    return unpack_sits(np.ascontiguousarray(words).view(np.uint8))[:, :columns]
 
 
 def pack_mma16(codes: NDArray[np.uint8]) -> NDArray[np.uint32]:

@@ -26,15 +26,19 @@ from sits_trt.artifacts import (
 )
 from sits_trt.budget import check_budget
 from sits_trt.contract import PLUGIN_VERSION, EngineLimits
+from sits_trt.errors import RecipeError
 from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
-from sits_trt.recipe.schemes import average_bits
+from sits_trt.recipe.schemes import weight_format
 from sits_trt.recipe.skus import Sku, find_sku
-from sits_trt.spec import ModelSpec, TileSpec
+from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
 
 Progress = Callable[[int, int, str], None]
 Reporter = Callable[[str], AbstractContextManager[Progress]]
 """Opens the display of the stage of that name and yields its progress callback."""
+
+_INT4 = frozenset(WeightFormat(4, group_size, symmetric) for group_size in (32, 64, 128) for symmetric in (True, False))
+"""The formats that kernels compute."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +146,28 @@ class BuildLine:
     def _tile(self) -> TileSpec:
         return TileSpec.of(self._model(), self.recipe.kv_cache.tile_tokens, self.recipe.kv_cache.pool_dtype)
 
+    def _formats(self) -> list[WeightFormat]:
+        """Return the formats of quantized weights in this build: the recipe's, or those that the source came with.
+
+        Raises RecipeError when the source's have no kernels for the backend; a recipe that asks for such is refused.
+        """
+        if self.recipe.quantization.scheme != "none":
+            return [weight_format(self.recipe.quantization)]
+        details = read_manifest(self.layout.checkpoint, "checkpoint").details
+        found = [WeightFormat(**form) for form in details.get("formats", [])]
+        backend = self.recipe.engine.backend
+        for form in found:
+            if backend != "eager" and form not in _INT4:
+                raise RecipeError(
+                    f"the source has {form.bits}-bit weights in groups of {form.group_size}, engine.backend {backend} "
+                    "computes INT4 in groups of 32, 64 and 128; set engine.backend=eager",
+                    "model.source",
+                )
+        return found
+
     def _limits(self) -> EngineLimits:
         model = self._model()
-        bits = average_bits(self.recipe.quantization, model.hidden_size)
+        bits = max((form.bits_per_weight(model.hidden_size) for form in self._formats()), default=16.0)
         return plan_limits(
             model, self._tile(), self.sku, self.recipe.engine, self.recipe.kv_cache, self.recipe.serving, bits
         )
@@ -152,13 +175,17 @@ class BuildLine:
     def _checkpoint(self) -> Stage:
         from sits_trt.checkpoint.source import source_digest
 
-        section = self.recipe.model
+        section, scheme = self.recipe.model, self.recipe.quantization.scheme
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:
-            from sits_trt.checkpoint import materialize, open_checkpoint
+            from sits_trt.checkpoint import materialize, open_checkpoint, refuse_quantized
 
+            if scheme != "none":
+                refuse_quantized(open_checkpoint(section.source))
             materialize(section.source, out, section.dtype, progress)
-            return {"model": open_checkpoint(out).spec.to_dict(), "source": section.source}
+            made = open_checkpoint(out)
+            formats = [vars(form) for form in dict.fromkeys(made.formats.values())]
+            return {"model": made.spec.to_dict(), "source": section.source, "formats": formats}
 
         digest = source_digest(section.source, cache=self.layout.root / "source-digests.json")
         tools = ("safetensors", "transformers", "gguf")
@@ -217,7 +244,7 @@ class BuildLine:
     def _kernels(self) -> Stage:
         from sits_plugins.compile import sources_fingerprint
 
-        sm, model, tile, quantization = self.sku.sm, self._model(), self._tile(), self.recipe.quantization
+        sm, model, tile = self.sku.sm, self._model(), self._tile()
         assert sm is not None, "a target without a GPU has no kernels stage"
         needs: dict[str, Any] = {
             "dtype": self.recipe.model.dtype,
@@ -225,7 +252,7 @@ class BuildLine:
             "head_dim": model.head_dim,
             "group": model.num_heads // model.num_kv_heads,
             "tile_tokens": tile.tile_tokens,
-            "int4": [quantization.group_size, quantization.symmetric] if quantization.scheme == "w4a16" else None,
+            "int4": [[form.group_size, form.symmetric] for form in self._formats() if form in _INT4],
         }
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:
@@ -276,14 +303,12 @@ def _needed_kernels(
     head_dim: int,
     group: int,
     tile_tokens: int,
-    int4: tuple[int, bool] | None,
+    int4: list[tuple[int, bool]],
 ) -> Callable[[str], bool]:
-    """Return which kernels a build needs. `group` is query heads per KV head; `int4` is group size and symmetry."""
+    """Return which kernels a build needs. `group` is query heads per KV head; `int4` has group sizes and symmetry."""
     from sits_plugins.attention_names import needed as attention_needed
     from sits_plugins.linear_catalogue import needed as linear_needed
 
     attention = attention_needed(sm, dtype, kv_dtype, head_dim, group, tile_tokens)
-    if int4 is None:
-        return lambda name: attention(name) and not name.startswith("linear_")
-    linear = linear_needed(dtype, *int4)
-    return lambda name: attention(name) and linear(name)
+    linears = [linear_needed(dtype, *form) for form in int4]
+    return lambda name: attention(name) and (not name.startswith("linear_") or any(one(name) for one in linears))

@@ -5,7 +5,9 @@ Importing this package loads neither torch nor transformers; reading a tensor lo
 
 from sits_trt.checkpoint.checkpoint import Checkpoint as Checkpoint
 from sits_trt.checkpoint.checkpoint import open_checkpoint as open_checkpoint
+from sits_trt.checkpoint.convert import convert as convert
 from sits_trt.checkpoint.materialize import materialize as materialize
+from sits_trt.checkpoint.quantized import refuse_quantized as refuse_quantized
 from sits_trt.checkpoint.quantized import write_quantized as write_quantized
 from sits_trt.checkpoint.source import source_digest as source_digest
 from sits_trt.checkpoint.tokenizer import Tokenizer as Tokenizer

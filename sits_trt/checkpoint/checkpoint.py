@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from sits_trt.checkpoint.config import family_of, parse_config
 from sits_trt.checkpoint.expected import check_tensors
+from sits_trt.checkpoint.formats.detect import KEY as QUANTIZATION_KEY
+from sits_trt.checkpoint.formats.detect import read_foreign
 from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.checkpoint.gguf_model import GgufModel
-from sits_trt.checkpoint.names import places
+from sits_trt.checkpoint.names import canonical_formats, places
 from sits_trt.checkpoint.quantized import QUANT_NAME, read_formats
 from sits_trt.checkpoint.safetensors_files import SafetensorsFiles, read_json, weight_files
 from sits_trt.checkpoint.source import find_source, source_digest
@@ -35,18 +37,19 @@ class Checkpoint(Mapping[str, "Tensor"]):
         place: Path,
         hf_config: Mapping[str, Any],
         generation_config: Mapping[str, Any],
-        formats: Mapping[str, WeightFormat] | None,
+        formats: Mapping[str, WeightFormat],
         files: TensorFiles,
+        canonical: bool,
     ) -> None:
         self.place = place
         self.directory = place if place.is_dir() else place.parent
         self.hf_config = dict(hf_config)
         self.generation_config = dict(generation_config)
-        self.formats = dict(formats or {})
         self.spec: ModelSpec = parse_config(hf_config, generation_config)
         self._files = files
         # A quantized checkpoint of ours holds canonical tensors, whatever the family.
-        family = family_of(hf_config) if formats is None else None
+        family = None if canonical else family_of(hf_config)
+        self.formats = dict(formats) if family is None else canonical_formats(formats, self.spec, family)
         self._places = places(files.shapes, self.spec, family)
         self.shapes = {name: place.shape for name, place in self._places.items()}
         check_tensors(self.shapes, self.spec, self.formats, str(place))
@@ -83,21 +86,23 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
 
 def open_checkpoint(source: Path | str) -> Checkpoint:
-    """Open a Hugging Face directory, a .gguf file, a packaged model by name, or a quantized checkpoint of ours.
+    """Open a Hugging Face directory, a .gguf file, a packaged model by name, or a quantized checkpoint.
 
-    Reads configs and headers only. Raises CheckpointError when the architecture, a config key, a file or a
-    tensor is missing, unknown or of the wrong shape.
+    Quantized checkpoints are ours, and INT4 ones of AutoAWQ, ModelOpt and compressed-tensors. Reads configs and
+    headers only, and of the latter what tells their formats apart, such as zero points. Raises CheckpointError when
+    the architecture, a config key, a file or a tensor is missing, unknown or of the wrong shape.
     """
     place = find_source(source)
     if place.is_file():
         model = GgufModel(GgufFile(place))
-        return Checkpoint(place, model.config(), {}, None, model)
+        return Checkpoint(place, model.config(), {}, {}, model, canonical=False)
     config, files = text_part(read_json(place / "config.json"), SafetensorsFiles(weight_files(place)))
-    generation = place / "generation_config.json"
-    return Checkpoint(
-        place,
-        config,
-        read_json(generation) if generation.is_file() else {},
-        read_formats(place) if (place / QUANT_NAME).is_file() else None,
-        files,
-    )
+    generation_file = place / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    if (place / QUANT_NAME).is_file():
+        return Checkpoint(place, config, generation, read_formats(place), files, canonical=True)
+    foreign = read_foreign(config, place, files)
+    if foreign is None:
+        return Checkpoint(place, config, generation, {}, files, canonical=False)
+    plain = {key: value for key, value in config.items() if key != QUANTIZATION_KEY}
+    return Checkpoint(place, plain, generation, foreign.formats, foreign.files, canonical=False)

@@ -56,12 +56,6 @@ def refuse_unknown(config: Mapping[str, Any], known: frozenset[str], architectur
             continue
         if (isinstance(value, (str, list, dict)) and not value) or value == _NEUTRAL.get(key):
             continue
-        if key == "quantization_config":
-            method = value.get("quant_method", "unknown") if isinstance(value, dict) else value
-            raise CheckpointError(
-                f"the weights are already quantized (config key 'quantization_config', method '{method}'); "
-                "give the checkpoint in float16, bfloat16 or float32"
-            )
         raise CheckpointError(
             f"config key '{key}' = {value!r} is not supported for {architecture} and may change the result; "
             "remove it from config.json if you know that it does not"

@@ -1,16 +1,19 @@
-"""Where each canonical tensor lies in a family's files: under another name, in a fused matrix, in another row order."""
+"""Where each canonical tensor lies in a family's files: under another name, in a fused matrix, in another row order.
+
+`places` says it for reading, `stored_parts` and `to_stored` for writing.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sits_trt.checkpoint.expected import Shape, linear_shapes
 from sits_trt.checkpoint.families import Family
 from sits_trt.errors import CheckpointError
-from sits_trt.spec import ModelSpec
+from sits_trt.spec import ModelSpec, WeightFormat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 _RECOMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 """Buffers that old checkpoints store although they follow from the config."""
 
-_ROTATED = re.compile(r".*\.self_attn\.[qk]_proj\.(weight|bias)")
+_ROTATED = re.compile(r".*\.self_attn\.[qk]_proj\.(weight|bias|qweight|scales|zeros)")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,60 @@ def places(stored: Mapping[str, Shape], spec: ModelSpec, family: Family | None) 
             rows = order if _ROTATED.fullmatch(canonical) else ()
             found[canonical] = Place(place.stored, place.shape, place.first, place.end, rows)
     return found
+
+
+def canonical_formats(stored: Mapping[str, WeightFormat], spec: ModelSpec, family: Family) -> dict[str, WeightFormat]:
+    """Return the formats of canonical linear layers from those of stored ones; a fused one gives its to each part."""
+    found = {}
+    for name, form in stored.items():
+        renamed = _renamed(name, family)
+        pieces = next((pieces for fused, pieces in family.fused.items() if renamed.endswith(f".{fused}")), None)
+        for canonical in [renamed] if pieces is None else _pieces(renamed, pieces):
+            found[canonical] = form
+    return {name: found.pop(name) for name in linear_shapes(spec) if name in found} | found
+
+
+def stored_parts(names: Iterable[str], spec: ModelSpec, family: Family) -> dict[str, tuple[str, ...]]:
+    """Return, for canonical tensor names, stored name -> canonical names of what it holds, one above the other.
+
+    The inverse of `places`. Raises CheckpointError when only some of the parts of a fused matrix are there: they
+    differ in kind, and one matrix cannot hold both.
+    """
+    renamed = {canonical: stored for stored, canonical in family.renamed.items()}
+    fused = {piece: (whole, pieces) for whole, pieces in family.fused.items() for piece in pieces}
+    present = set(names)
+    found: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        layer, _, kind = name.rpartition(".")
+        match = re.fullmatch(r"(model\.layers\.\d+)\.(.+)", layer)
+        if match is None or match[2] not in fused:
+            found[".".join(renamed.get(part, part) for part in name.split("."))] = (name,)
+            continue
+        whole, pieces = fused[match[2]]
+        parts = tuple(f"{match[1]}.{piece}.{kind}" for piece in pieces)
+        missing = [part for part in parts if part not in present]
+        if missing:
+            raise CheckpointError(
+                f"lies in one matrix with {missing[0].rpartition('.')[0]} in files of family '{spec.family}', which "
+                "has another format; quantize all parts of that matrix alike, or none",
+                name,
+            )
+        found[f"{match[1]}.{whole}.{kind}"] = parts
+    return found
+
+
+def to_stored(name: str, tensor: Tensor, spec: ModelSpec) -> Tensor:
+    """Return a canonical tensor with its rows in the order of the family's files: the inverse of `Place.cut`."""
+    order = partial_rotary_order(spec)
+    if not order or not _ROTATED.fullmatch(name):
+        return tensor
+    heads = tensor.unflatten(0, (-1, len(order)))
+    return heads[:, [order.index(row) for row in range(len(order))]].flatten(0, 1)
+
+
+def _pieces(fused: str, pieces: tuple[str, ...]) -> list[str]:
+    layer = ".".join(fused.split(".")[:3])
+    return [f"{layer}.{piece}" for piece in pieces]
 
 
 def _renamed(name: str, family: Family) -> str:

@@ -30,6 +30,7 @@ def write_quantized(
     source_checkpoint: Checkpoint,
     tensors: Iterable[tuple[str, Tensor]],
     formats: Mapping[str, WeightFormat],
+    dtype: str | None = None,
 ) -> None:
     """Write a quantized checkpoint from canonical (name, tensor) pairs, as they come, into `out_dir`.
 
@@ -37,7 +38,8 @@ def write_quantized(
     [out, groups] unless symmetric, and optionally `<name>.input_scale` [in]; codes are uint8 [out, in/2]
     (`layouts.pack_sits`) for 4 bits, uint8 [out, in] for 8, the bytes of the numbers for 8-bit floats.
     `model.layers.<i>.scale_recover` [hidden] may be added. All else as in the source.
-    Config and tokenizer come from `source_checkpoint`. Raises CheckpointError, leaving no readable checkpoint
+    Config and tokenizer come from `source_checkpoint`; `dtype` is that of the floating tensors, where it is another
+    than the source's. Raises CheckpointError, leaving no readable checkpoint
     behind, when a tensor is missing, superfluous or of the wrong shape.
     """
     from sits_trt.checkpoint.expected import check_tensors
@@ -54,10 +56,20 @@ def write_quantized(
         writer.add(name, tensor)
     check_tensors(shapes, source_checkpoint.spec, formats, "the quantized tensors")
     source_checkpoint.save_tokenizer(out_dir)
-    write_config(out_dir, source_checkpoint)
+    write_config(out_dir, source_checkpoint, dtype)
     content = {"schema_version": SCHEMA_VERSION, "formats": {name: asdict(form) for name, form in formats.items()}}
     (out_dir / QUANT_NAME).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     writer.finish()
+
+
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError when the checkpoint that is to be quantized is quantized already."""
+    if checkpoint.formats:
+        kinds = sorted({f"{form.bits} bits, groups of {form.group_size}" for form in checkpoint.formats.values()})
+        raise CheckpointError(
+            f"{checkpoint.place} is already quantized ({'; '.join(kinds)}): set quantization.scheme=none to build it "
+            "as it is, or give the original checkpoint"
+        )
 
 
 def read_formats(directory: Path) -> dict[str, WeightFormat]:

@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 HEADER_LENGTH_BYTES = 8
-DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8"}
-"""Types that are read and written, by torch's name: uint8 for packed codes, the others for numbers as they are."""
+DTYPES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "uint8": "U8", "int32": "I32", "int64": "I64",
+}  # fmt: skip
+"""Types that are read and written, by torch's name: whole numbers for packed codes, the others for numbers as such."""
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I32": 4, "I64": 8}
 
 
 def weight_files(directory: Path) -> list[Path]:

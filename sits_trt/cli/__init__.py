@@ -4,7 +4,7 @@ One module for each group of commands; `sits-trt --help` lists them in the order
 What a command calls is imported inside it, so that help and errors of spelling need no torch.
 """
 
-from sits_trt.cli import build, recipe, engine, serve, evaluate, sweep, machine  # noqa: I001 -- the order of the help
+from sits_trt.cli import build, recipe, engine, serve, evaluate, sweep, convert, machine  # noqa: I001 -- as in the help
 from sits_trt.cli.app import app, main
 
-__all__ = ["app", "build", "engine", "evaluate", "machine", "main", "recipe", "serve", "sweep"]
+__all__ = ["app", "build", "convert", "engine", "evaluate", "machine", "main", "recipe", "serve", "sweep"]

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sits_trt.checkpoint import Checkpoint, load_tokenizer
+from sits_trt.checkpoint.quantized import refuse_quantized
 from sits_trt.checkpoint.texts import read_blocks
-from sits_trt.errors import QuantizationError
 from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
 from sits_trt.quant.plan import plan_formats
@@ -43,10 +43,10 @@ def search_scales(
 
     Memory holds one layer in float32 a few times over, and two residual streams of the calibration text. An
     `out_dir` left by a killed run of the same recipe is gone on with at the first undecided layer. Returns the
-    details for the manifest. Raises QuantizationError (plan, layer) or CheckpointError (text).
+    details for the manifest. Raises QuantizationError (plan, layer) or CheckpointError (text,
+    a checkpoint that is quantized already).
     """
-    if checkpoint.formats:
-        raise QuantizationError(f"{checkpoint.directory} is already quantized; give the original checkpoint")
+    refuse_quantized(checkpoint)
     leave_a_core()
     formats = plan_formats(checkpoint.spec, section)
     calibration = section.calibration

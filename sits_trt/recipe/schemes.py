@@ -34,8 +34,3 @@ def weight_format(section: QuantizationSection) -> WeightFormat:
     if scheme.codes == "float8_e4m3":  # as llm-compressor's FP8_DYNAMIC: a scale per output channel, no zero points
         return WeightFormat(scheme.bits, PER_CHANNEL, True, scheme.codes, scheme.activations)
     return WeightFormat(scheme.bits, section.group_size, section.symmetric, scheme.codes, scheme.activations)
-
-
-def average_bits(section: QuantizationSection, in_features: int) -> float:
-    """Return about how many bits a weight of the decoder layers takes, where layers have `in_features` inputs."""
-    return 16.0 if section.scheme == "none" else weight_format(section).bits_per_weight(in_features)

@@ -65,7 +65,7 @@ def _describe(directory: Path) -> BuildInfo:
         model=recipe.get("model", {}).get("source", ""),
         target=recipe.get("target", {}).get("sku", ""),
         backend=recipe.get("engine", {}).get("backend", ""),
-        weights=_weights(recipe) if recipe else "",
+        weights=_weights(recipe, layout) if recipe else "",
         quantized=recipe.get("quantization", {}).get("scheme", "none") != "none",
         weights_bytes=0,
         fingerprint=_fingerprint(layout.repository, "repository"),
@@ -94,14 +94,25 @@ def _fingerprint(directory: Path, kind: str) -> str:
         return ""
 
 
-def _weights(recipe: dict[str, Any]) -> str:
+def _weights(recipe: dict[str, Any], layout: BuildDirectory) -> str:
     q, kv_dtype = recipe["quantization"], recipe["kv_cache"]["dtype"]
     cache = "" if kv_dtype == "float16" else f", {kv_dtype.upper()} KV cache"
     if q["scheme"] == "none":
-        return f"{recipe['model']['dtype']}{cache}"
+        return f"{_as_in_the_source(layout) or recipe['model']['dtype']}{cache}"
     scheme, recovery = SCHEMES[q["scheme"]], ", ScaleRecover" if q["scale_recover"] else ""
     if scheme.codes != "int":
         return f"{scheme.title} {q['method'].upper()}{recovery}{cache}"
     groups = "per channel" if q["group_size"] == PER_CHANNEL else f"g{q['group_size']}"
     zeros = "symmetric" if q["symmetric"] else "zero points"
     return f"{scheme.title} {q['method'].upper()} {groups}, {zeros}{recovery}{cache}"
+
+
+def _as_in_the_source(layout: BuildDirectory) -> str:
+    """Say what the weights of a build are whose source was quantized already, empty where it was not."""
+    try:
+        formats = read_manifest(layout.checkpoint, "checkpoint").details.get("formats", [])
+    except SitsError:
+        return ""
+    zeros = {True: "symmetric", False: "zero points"}
+    kinds = [f"INT{form['bits']} g{form['group_size']}, {zeros[form['symmetric']]}" for form in formats]
+    return f"{' and '.join(kinds)}, as in the source" if kinds else ""

@@ -16,11 +16,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from sits_trt.artifacts import BuildDirectory, read_manifest
+from sits_trt.checkpoint import open_checkpoint
 from sits_trt.pipeline import BuildLine
 from sits_trt.recipe import load_recipe
 from sits_trt.repository import write
+from sits_trt.sweep.builds import describe_builds
 from tests.support.tiny import tiny_checkpoint
 
 RECIPE = """
@@ -219,3 +222,22 @@ def test_recipe_commands_print_json(place: Path) -> None:
     doctor = json.loads(run(["doctor", "--json"], place).stdout)
     assert doctor["skus"]["cpu"]["run"][0] is True
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", run(["version"], place).stdout)
+
+
+def test_another_format_and_back(built: Path) -> None:
+    """A build converts to AutoAWQ and is built again from there: the quantize stages are passed through."""
+    assert rebuilt(built, "quantization.scale_recover=false")
+    converted = run(["convert", "builds/tiny", "--to", "autoawq", "--out", "awq", "--json"], built)
+    assert converted.returncode == 0, converted.stderr
+    assert json.loads(converted.stdout)["quantized_layers"] == 14
+    as_it_is = ("--set", "model.source=awq", "--out", "again")
+    unclear = run(["build", "tiny.yaml", *as_it_is], built)
+    assert unclear.returncode == 2
+    assert "already quantized (4 bits, groups of 32): set quantization.scheme=none" in unclear.stderr
+    done = run(["build", "tiny.yaml", *as_it_is, "--set", "quantization.scheme=none", "--json"], built)
+    assert done.returncode == 0, done.stderr
+    assert [stage["stage"] for stage in json.loads(done.stdout)["stages"]] == ["checkpoint", "engine", "repository"]
+    before, after = open_checkpoint(built / "builds/tiny/quantized"), open_checkpoint(built / "again/checkpoint")
+    assert after.formats == before.formats
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert describe_builds([built / "again"])[0].weights == "INT4 g32, zero points, as in the source"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks
-from sits_trt.errors import QuantizationError
+from sits_trt.errors import CheckpointError, QuantizationError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import Agreement, block_logits, compare
 from sits_trt.quant import apply, apply_scales, search, search_scales
@@ -285,7 +285,7 @@ def test_b13_nothing_is_written_when_the_plan_fails(tiny: Path, tmp_path: Path) 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tiny: Path, tmp_path: Path) -> None:
     quantized = quantize(tiny, section(method="rtn"), tmp_path)
-    with pytest.raises(QuantizationError, match="already quantized"):
+    with pytest.raises(CheckpointError, match="already quantized"):
         search_scales(quantized, section(), tmp_path / "again", quiet)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sits_trt.checkpoint import open_checkpoint, write_quantized
 from sits_trt.layouts import pack_sits
 from sits_trt.spec import PER_CHANNEL, WeightFormat
+from tests.support.tiny import write_checkpoint
 
 FORMS = {
     "int4": WeightFormat(4, 32, True),
@@ -60,3 +64,18 @@ def quantize_tensors(
         if scale_recover and layer.endswith("mlp.down_proj"):
             result[f"{layer.removesuffix('.mlp.down_proj')}.scale_recover"] = floats(0.8, 1.25, out_features)
     return result, formats
+
+
+def write_tiny_quantized(
+    directory: Path,
+    architecture: str = "LlamaForCausalLM",
+    quantize: Mapping[str, Any] | None = None,
+    dtype: torch.dtype = torch.float16,
+    **config: Any,
+) -> Path:
+    """Write a quantized checkpoint of ours of a tiny model; `quantize` are arguments of `quantize_tensors`."""
+    plain = write_checkpoint(directory.with_name(f"{directory.name}-float"), architecture, dtype=dtype, **config)
+    source = open_checkpoint(plain)
+    tensors, formats = quantize_tensors(source, **(quantize or {}))
+    write_quantized(directory, source, tensors.items(), formats)
+    return directory

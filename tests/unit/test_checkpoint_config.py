@@ -160,10 +160,6 @@ class TestUnknown:
             torch_dtype="bfloat16", use_cache=True, initializer_range=0.1, temperature=0.6, auto_map={},
         )  # fmt: skip
 
-    def test_weights_that_are_already_quantized(self) -> None:
-        with pytest.raises(CheckpointError, match=r"already quantized.*gptq"):
-            spec(quantization_config={"quant_method": "gptq", "bits": 4})
-
 
 @pytest.mark.parametrize(
     ("key", "value"),

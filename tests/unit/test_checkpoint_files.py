@@ -317,8 +317,18 @@ class TestQuantized:
         assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
         decoder = build_decoder(back.spec, back, back.formats, torch.float32)
         assert whole_logits(decoder, [4, 8, 15]).isfinite().all()
-        with pytest.raises(CheckpointError, match="already quantized"):
-            materialize(tmp_path / "q", tmp_path / "again", "float16")
+
+    def test_a_quantized_source_keeps_its_codes(self, single: Path, tmp_path: Path) -> None:
+        tensors = self.tensors(single)
+        write_quantized(tmp_path / "q", open_checkpoint(single), tensors.items(), FORMATS)
+        materialize(tmp_path / "q", tmp_path / "again", "bfloat16")
+        back = open_checkpoint(tmp_path / "again")
+        assert back.formats == FORMATS
+        assert set(back) == set(tensors)
+        for name, tensor in tensors.items():
+            kept = name.endswith((".qweight", ".scales", ".zeros"))
+            assert torch.equal(back[name], tensor if kept else tensor.bfloat16()), name
+        assert json.loads((tmp_path / "again" / "config.json").read_text())["dtype"] == "bfloat16"
 
     @pytest.mark.parametrize(
         ("change", "named"),

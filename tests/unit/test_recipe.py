@@ -10,7 +10,7 @@ import pytest
 from sits_trt.errors import RecipeError
 from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe, recipe_of_build
 from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.recipe.schemes import average_bits, weight_format
+from sits_trt.recipe.schemes import weight_format
 from sits_trt.recipe.strict_yaml import parse_yaml
 from sits_trt.spec import CODED_KV_DTYPES, PER_CHANNEL, WeightFormat
 
@@ -100,8 +100,10 @@ def test_schemes_and_their_formats(scheme: str, form: WeightFormat) -> None:
     section = QuantizationSection.model_validate({"scheme": scheme, "group_size": 32})
     assert weight_format(section) == form
     assert not form.problem()
-    assert average_bits(section, 64) == {"w4a16": 4.75, "w8a16": 8.75, "w4a8": 4.75, "w8a8-fp8": 8.25}[scheme]
-    assert average_bits(QuantizationSection(scheme="none"), 64) == 16
+    assert (
+        weight_format(section).bits_per_weight(64)
+        == {"w4a16": 4.75, "w8a16": 8.75, "w4a8": 4.75, "w8a8-fp8": 8.25}[scheme]
+    )
 
 
 def test_b01_float_in_exponent_form_is_a_number(tmp_path: Path) -> None:
