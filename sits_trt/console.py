@@ -190,8 +190,7 @@ def show_engine(console: Console, engine: Mapping[str, Any]) -> None:
 def show_evaluation(console: Console, found: Evaluation, layers: int) -> None:
     """Print a build's accuracy beside its float model's, and its worst layers, at most `layers`."""
     info, section, accuracy = found.info, found.section, found.accuracy
-    cache = "" if info.kv_dtype == "float16" else f", {info.kv_dtype} KV cache"
-    console.print(f"{info.name}: {info.weights}{cache}, {found.bits_per_weight:.2f} bits a weight", markup=False)
+    console.print(f"{info.name}: {info.weights}, {found.bits_per_weight:.2f} bits a weight", markup=False)
     console.print(f"text {section.text}: {accuracy.tokens} tokens in blocks of {section.block_tokens}", markup=False)
     table = Table("", "float16", "this build", box=None, pad_edge=False)
     if accuracy.reference_perplexity is None:

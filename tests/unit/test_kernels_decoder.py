@@ -13,8 +13,9 @@ from sits_trt.kernels import decoder as module
 from sits_trt.kernels.decoder import KernelDecoder
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.linear import W4A16Linear
-from sits_trt.ops import tiled_attention
-from sits_trt.spec import ModelSpec, WeightFormat
+from sits_trt.ops import quantized_tiled_attention, tiled_attention
+from sits_trt.ops.kv_pool import code_kind
+from sits_trt.spec import CODED_KV_DTYPES, ModelSpec, WeightFormat
 from tests.support.decode import ScatteredRun
 from tests.support.quantized import quantize_tensors
 from tests.support.tiny import tiny_spec, tiny_tensors
@@ -32,8 +33,10 @@ class Attention:
         self, qkv: Tensor, pool: Tensor, table: Tensor, contexts: Tensor, starts: Tensor, rope: Tensor, layer: int,
         window: int, scale: float, scales: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        assert scales is None
-        return tiled_attention(qkv, pool, table, contexts, starts, rope, layer, *self._heads, window, scale)
+        given = (table, contexts, starts, rope, layer, *self._heads, window, scale)
+        if scales is None:
+            return tiled_attention(qkv, pool, *given)
+        return quantized_tiled_attention(qkv, pool, scales, *given, code_kind(pool))
 
 
 def add_norm(
@@ -105,6 +108,17 @@ def test_it_computes_what_the_decoder_computes(name: str, recovered: bool) -> No
         theirs, ours = (run.step(new) for run in runs)
         for their, our in zip(theirs, ours, strict=True):
             # The same float32 operations in the same order, but for the recover that moves into the norm.
+            torch.testing.assert_close(our, their, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kv_dtype", CODED_KV_DTYPES)
+def test_a_coded_pool_reaches_the_kernels_with_its_scales(kv_dtype: str) -> None:
+    spec = tiny_spec()
+    plain, taken = decoders(spec, tiny_tensors(spec), {})
+    runs = [ScatteredRun(plain, 2, kv_dtype=kv_dtype) for _ in range(2)]
+    runs[1].decoder = KernelDecoder(taken, None, 64)  # type: ignore[arg-type, assignment]
+    for new in ([[5, 6, 7, 8, 9, 10, 11], [3]], [[1], [2]]):
+        for their, our in zip(*(run.step(new) for run in runs), strict=True):
             torch.testing.assert_close(our, their, rtol=1e-5, atol=1e-5)
 
 
