@@ -19,8 +19,8 @@ _GROUP_SIZES = (128, 64, 32)
 def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, WeightFormat]:
     """Return the format of every linear layer that is to be quantized, by name, in the order of the model.
 
-    Raises QuantizationError when an ignore pattern matches no linear layer, or when the group size does not divide
-    the input width of a layer.
+    Raises QuantizationError when an ignore pattern matches no linear layer, when the patterns leave none, or when the
+    group size does not divide the input width of a layer.
     """
     shapes = linear_shapes(spec)
     ignored = {HEAD}
@@ -28,6 +28,10 @@ def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, Wei
         ignored |= _matches(pattern, list(shapes))
     form = weight_format(section)
     chosen = {name: form for name in shapes if name not in ignored}
+    if not chosen:
+        raise QuantizationError(
+            "quantization.ignore leaves no layer to quantize; use quantization.scheme=none for that"
+        )
     widths = {name: shapes[name][0][1] for name in chosen}
     ragged = {name: width for name, width in widths.items() if width % form.group_width(width)}
     if ragged:

@@ -180,7 +180,7 @@ def test_a_bound_of_accuracy_fails_the_build_and_redoes_nothing_else(place: Path
     assert rebuilt(place) == []
 
 
-def test_refused_recipe_writes_nothing(place: Path) -> None:
+def test_b01_refused_recipe_writes_nothing(place: Path) -> None:
     done = run(["build", "tiny.yaml", "--set", "serving.max_batch_size=no"], place)
     assert done.returncode == 2
     assert not (place / "builds").exists()

@@ -212,6 +212,39 @@ def test_b14_zero_groups_tiny_groups_and_dead_channels(tiny: Path, tmp_path: Pat
         assert bool(torch.isfinite(block_logits(decoder, [1, 2, 3])).all())
 
 
+OUTLIERS: dict[str, tuple[str, tuple[int | slice, ...], float]] = {
+    "input channel": ("model.layers.0.input_layernorm.weight", (7,), 1e3),
+    "channel of the stream": ("model.embed_tokens.weight", (slice(None), 11), 3e3),
+    "token": ("model.embed_tokens.weight", (slice(60, 80),), 3e3),
+    "output channel": ("model.layers.0.self_attn.q_proj.weight", (3,), 1e3),
+    "weight": ("model.layers.0.mlp.down_proj.weight", (3, 5), 1e4),
+    "weight near the end of float16": ("model.layers.0.self_attn.v_proj.weight", (3, 5), 2e5),
+}
+"""What is multiplied by how much. All stay in the range of float16."""
+
+
+@pytest.mark.parametrize("outlier", OUTLIERS)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_b14_outliers_leave_finite_scales_and_the_search_its_lead(
+    tiny: Path, tmp_path: Path, outlier: str, symmetric: bool
+) -> None:
+    name, place, factor = OUTLIERS[outlier]
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name][place] *= factor
+        assert bool(torch.isfinite(tensors[name]).all())
+
+    edited(tiny, change)
+    kl = {}
+    for method in ("rtn", "awq"):
+        quantized = quantize(tiny, section(method=method, symmetric=symmetric), tmp_path / method)
+        for tensor in (key for key in quantized if key.endswith(".scales")):
+            assert bool((torch.isfinite(quantized[tensor]) & (quantized[tensor] > 0)).all()), tensor
+        kl[method] = json.loads((tmp_path / method / "quantized" / "report.json").read_text())["evaluation"]["kl"]
+    # Without an outlier the search leaves a sixth to a quarter of the divergence of round-to-nearest.
+    assert kl["awq"] < 0.7 * kl["rtn"]
+
+
 @pytest.mark.parametrize("characters", [3, 20, 100])
 def test_b17_short_and_ragged_calibration_texts_do(tiny: Path, tmp_path: Path, characters: int) -> None:
     """Fewer tokens than channels leave most directions unknown; damping must keep those weights near the original."""
@@ -242,6 +275,20 @@ def test_activations_that_are_not_finite_are_refused_by_layer(tiny: Path, tmp_pa
 
     with pytest.raises(QuantizationError, match=r"model\.layers\.0\.self_attn\.q_proj"):
         quantize(edited(tiny, change), section(scheme=scheme), tmp_path)
+
+
+def test_b14_weights_beyond_the_scales_of_float16_are_refused_with_a_way_out(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", dtype=torch.bfloat16)
+    name = "model.layers.1.mlp.up_proj"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{name}.weight"][4, 9] = 3e6
+
+    edited(source, change)
+    with pytest.raises(QuantizationError, match=r"a scale of model\.layers\.1\.mlp\.up_proj does not fit .* ignore it"):
+        quantize(source, section(), tmp_path / "refused")
+    quantized = quantize(source, section(ignore=("lm_head", name)), tmp_path / "taken")
+    assert bool(torch.isfinite(quantized[f"{name}.weight"]).all())
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])

@@ -33,8 +33,9 @@ def logits(tensors: dict[str, Tensor], **spec: object) -> Tensor:
 
 
 @pytest.mark.parametrize("biases", [False, True])
-def test_b19_folds_leave_the_float_model_unchanged(biases: bool) -> None:
-    switches = {"qkv_bias": biases, "mlp_bias": biases}
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_b19_b20_folds_leave_the_float_model_unchanged(biases: bool, offset: float) -> None:
+    switches = {"qkv_bias": biases, "mlp_bias": biases, "norm_offset": offset}
     spec = tiny_spec(**switches)
     tensors = tiny_tensors(spec)
     before = logits(tensors, **switches)
@@ -43,7 +44,7 @@ def test_b19_folds_leave_the_float_model_unchanged(biases: bool) -> None:
         normed, v, up = factors(64, index), factors(spec.kv_size, index + 9), factors(96, index + 5)
         for norm, parts in (("input_layernorm", ("self_attn.q", "self_attn.k", "self_attn.v")),
                             ("post_attention_layernorm", ("mlp.gate", "mlp.up"))):  # fmt: skip
-            tensors[f"{prefix}{norm}.weight"] = fold_norm(tensors[f"{prefix}{norm}.weight"], normed)
+            tensors[f"{prefix}{norm}.weight"] = fold_norm(tensors[f"{prefix}{norm}.weight"], normed, offset)
             for part in parts:
                 tensors[f"{prefix}{part}_proj.weight"] = tensors[f"{prefix}{part}_proj.weight"] * normed
         for producer, consumer, rows, columns in (

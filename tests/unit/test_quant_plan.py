@@ -31,6 +31,9 @@ def test_every_projection_and_never_the_head() -> None:
         ("layers.0.mlp.down_proj", r"did you mean model\.layers\.0\.mlp\.down_proj"),
         ("re:down_proj", r"must match the whole name, such as model\.layers\.0\.mlp\.down_proj"),
         ("re:(", "no regular expression"),
+        ("", "matches no linear layer"),
+        ("re:", "matches no linear layer"),
+        ("model.embed_tokens", "matches no linear layer"),
     ],
 )
 def test_b02_a_pattern_that_matches_nothing_is_refused(pattern: str, hint: str) -> None:
@@ -42,6 +45,11 @@ def test_b02_ignored_layers_stay_float() -> None:
     formats = plan_formats(tiny_spec(), section(ignore=("model.layers.0.self_attn.o_proj", r"re:.*\.1\..*_proj")))
     assert len(formats) == 6
     assert all(name.startswith("model.layers.0.") and not name.endswith("o_proj") for name in formats)
+
+
+def test_b02_patterns_that_leave_nothing_are_refused() -> None:
+    with pytest.raises(QuantizationError, match=r"leaves no layer.*quantization\.scheme=none"):
+        plan_formats(tiny_spec(), section(ignore=("re:.*",)))
 
 
 def test_b13_group_sizes_that_do_not_divide_are_refused_with_the_layers() -> None:
