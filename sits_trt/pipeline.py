@@ -29,7 +29,7 @@ from sits_trt.contract import PLUGIN_VERSION, EngineLimits
 from sits_trt.errors import RecipeError
 from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
-from sits_trt.recipe.schemes import weight_format
+from sits_trt.recipe.schemes import possible_formats
 from sits_trt.recipe.skus import Sku, find_sku
 from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
 
@@ -152,7 +152,7 @@ class BuildLine:
         Raises RecipeError when the source's have no kernels for the backend; a recipe that asks for such is refused.
         """
         if self.recipe.quantization.scheme != "none":
-            return [weight_format(self.recipe.quantization)]
+            return possible_formats(self.recipe.quantization)
         details = read_manifest(self.layout.checkpoint, "checkpoint").details
         found = [WeightFormat(**form) for form in details.get("formats", [])]
         backend = self.recipe.engine.backend
@@ -167,7 +167,9 @@ class BuildLine:
 
     def _limits(self) -> EngineLimits:
         model = self._model()
-        bits = max((form.bits_per_weight(model.hidden_size) for form in self._formats()), default=16.0)
+        formats = self._formats()
+        largest = max((form.bits_per_weight(model.hidden_size) for form in formats), default=16.0)
+        bits = self.recipe.quantization.bits_per_weight or largest
         return plan_limits(
             model, self._tile(), self.sku, self.recipe.engine, self.recipe.kv_cache, self.recipe.serving, bits
         )

@@ -114,6 +114,11 @@ class DecoderLayer(nn.Module):
             self.k_norm = tensors.norm(f"{prefix}.self_attn.k_norm.weight", spec)
         self.register_buffer("recover", tensors.optional(f"{prefix}.scale_recover"))
 
+    def projected(self, x: Tensor) -> Tensor:
+        """Return q, k and v, not yet rotated, side by side for the residual stream x [tokens, hidden]."""
+        qkv: Tensor = self.qkv(self.input_norm(x))
+        return self.normed_heads(qkv) if self.spec.qk_norm else qkv
+
     def normed_heads(self, qkv: Tensor) -> Tensor:
         """Return qkv [tokens, (heads + 2 * kv_heads) * head_dim] with each head of q and k normed."""
         heads = qkv.reshape(qkv.shape[0], -1, self.spec.head_dim)
@@ -125,9 +130,7 @@ class DecoderLayer(nn.Module):
         kv_scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the input of `o` [tokens, heads * head_dim] for the residual stream x [tokens, hidden]."""
-        qkv = self.qkv(self.input_norm(x))
-        if self.spec.qk_norm:
-            qkv = self.normed_heads(qkv)
+        qkv = self.projected(x)
         # Left out where there is none: the exported op then has no argument that engines do not know.
         softcap = (self.spec.attention_softcap,) if self.spec.attention_softcap else ()
         places = (tile_table, context_lens, query_starts, table)
@@ -163,7 +166,10 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, kv_pool: Tensor, tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, table: Tensor,
         kv_scales: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        attended = self.attended(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales)
+        return self.advanced(x, self.attended(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales))
+
+    def advanced(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Return the residual stream after the layer for the stream x before it and `attended`."""
         x = x + self.attention_change(self.o(attended))
         x = x + self.mlp_change(self.down(self.activated(x)))
         return x if self.recover is None else scale_recover(x, self.recover)

@@ -35,6 +35,26 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, context: int, window: int, scale: f
     return out.permute(2, 0, 1, 3).reshape(new, heads * dim)
 
 
+def block_attention(
+    qkv: Tensor,
+    rope_table: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    window: int,
+    scale: float,
+    softcap: float = 0.0,
+) -> Tensor:
+    """`tiled_attention` of one whole sequence from its start, without a pool: gradients flow through it.
+
+    qkv: [tokens, (num_heads + 2*num_kv_heads) * head_dim]. Other arguments and the result are `tiled_attention`'s.
+    """
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, -1)
+    q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    rows = rope_table[: len(qkv)]
+    q, k = apply_rope(q, rows), apply_rope(k, rows)
+    return _attend(q, k.transpose(0, 1), v.transpose(0, 1), 0, window, scale, softcap)
+
+
 @torch.library.custom_op("sits::tiled_attention", mutates_args=("kv_pool",))
 def tiled_attention(
     qkv: Tensor,

@@ -18,8 +18,8 @@ from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
+from sits_trt.quant.budget import read_budget, read_formats
 from sits_trt.quant.evaluate import compare_checkpoints
-from sits_trt.quant.plan import plan_formats
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
 from sits_trt.spec import ModelSpec, WeightFormat
@@ -53,11 +53,13 @@ def _write(
     checkpoint: Checkpoint, scales_dir: Path, section: QuantizationSection, out_dir: Path, progress: Progress
 ) -> None:
     leave_a_core()
-    formats = plan_formats(checkpoint.spec, section)
+    formats = read_formats(checkpoint.spec, section, scales_dir)
     blocks = _evaluation_blocks(checkpoint, section)
     progress(0, checkpoint.spec.num_layers, "write the quantized checkpoint")
-    write_quantized(out_dir, checkpoint, _tensors(checkpoint, scales_dir), formats)
-    report = _costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
+    write_quantized(out_dir, checkpoint, quantized_tensors(checkpoint, scales_dir), formats)
+    report = storage_costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
+    if section.bits_per_weight is not None:
+        report["budget"] = read_budget(scales_dir)
     began = time.monotonic()
     agreement = compare_checkpoints(checkpoint, open_checkpoint(out_dir), blocks, progress)
     if not (math.isfinite(agreement.perplexity) and math.isfinite(agreement.kl)):
@@ -71,7 +73,8 @@ def _write(
     partial.replace(out_dir / QUANTIZATION_REPORT)
 
 
-def _tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Tensor]]:
+def quantized_tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `write_quantized` takes: the layers of a finished search, and the rest of the checkpoint."""
     for name in checkpoint:
         if not name.startswith("model.layers."):
             tensor = checkpoint[name]
@@ -81,7 +84,7 @@ def _tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Te
     yield from read_layers(scales_dir, checkpoint.spec.num_layers)
 
 
-def _costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str, Any]:
+def storage_costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str, Any]:
     """Return sizes: `bits_per_weight` over the decoder layers' linears, and how many weights are quantized."""
     shapes = {name: shape for name, (shape, _) in linear_shapes(spec).items() if name != "lm_head"}
     weights = {name: rows * columns for name, (rows, columns) in shapes.items()}

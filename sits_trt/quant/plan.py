@@ -19,24 +19,32 @@ _GROUP_SIZES = (128, 64, 32)
 def plan_formats(spec: ModelSpec, section: QuantizationSection) -> dict[str, WeightFormat]:
     """Return the format of every linear layer that is to be quantized, by name, in the order of the model.
 
-    Raises QuantizationError when an ignore pattern matches no linear layer, when the patterns leave none, or when the
-    group size does not divide the input width of a layer.
+    Raises QuantizationError as `quantizable` does, and when the group size does not divide the input width of a layer.
+    """
+    form = weight_format(section)
+    widths = quantizable(spec, section)
+    chosen = dict.fromkeys(widths, form)
+    ragged = {name: width for name, width in widths.items() if width % form.group_width(width)}
+    if ragged:
+        raise QuantizationError(_ragged_message(ragged, form))
+    return chosen
+
+
+def quantizable(spec: ModelSpec, section: QuantizationSection) -> dict[str, int]:
+    """Return the input widths of the linear layers that may be quantized, by name, in the order of the model.
+
+    Raises QuantizationError when an ignore pattern matches no linear layer, or when the patterns leave none.
     """
     shapes = linear_shapes(spec)
     ignored = {HEAD}
     for pattern in section.ignore:
         ignored |= _matches(pattern, list(shapes))
-    form = weight_format(section)
-    chosen = {name: form for name in shapes if name not in ignored}
-    if not chosen:
+    widths = {name: shape[1] for name, (shape, _) in shapes.items() if name not in ignored}
+    if not widths:
         raise QuantizationError(
             "quantization.ignore leaves no layer to quantize; use quantization.scheme=none for that"
         )
-    widths = {name: shapes[name][0][1] for name in chosen}
-    ragged = {name: width for name, width in widths.items() if width % form.group_width(width)}
-    if ragged:
-        raise QuantizationError(_ragged_message(ragged, form))
-    return chosen
+    return widths
 
 
 def _matches(pattern: str, names: list[str]) -> set[str]:

@@ -37,6 +37,9 @@ class CalibrationSection(Section):
     """Tokens in a block. Longer texts are cut into blocks, shorter ones are joined."""
 
 
+BudgetFormat = Literal["int4-g128", "int4-g64", "int4-g32", "int8", "float16"]
+
+
 class QuantizationSection(Section):
     """How weights are quantized."""
 
@@ -62,6 +65,11 @@ class QuantizationSection(Section):
     """Layers kept unquantized: module names, or 're:' and an expression for whole names. Each must match something.
 
     The embedding and lm_head are kept in any case."""
+    bits_per_weight: PositiveFloat | None = None
+    """Average bits of the decoder layers' weights, scales included, that a build may spend: each layer then gets the
+    format of budget_formats that serves the whole best by a first-order estimate. group_size has no say then."""
+    budget_formats: tuple[BudgetFormat, ...] = ("int4-g128", "int4-g64", "int4-g32", "int8", "float16")
+    """What bits_per_weight is spent on. int8 has one scale per output channel, and needs engine.backend eager."""
     calibration: CalibrationSection = CalibrationSection()
     max_kl: PositiveFloat | None = None
     """Largest mean KL divergence from the float model, in nats a token; a build above it fails with its layer report.
@@ -78,6 +86,14 @@ class QuantizationSection(Section):
     def scales_that_four_bits_need(self) -> Self:
         if self.group_size == -1 and self.scheme in ("w4a16", "w4a8"):
             raise ValueError(f"group_size -1 is for w8a16, {self.scheme} needs groups of 32, 64 or 128")
+        return self
+
+    @model_validator(mode="after")
+    def a_budget_that_can_be_spent(self) -> Self:
+        if self.bits_per_weight is not None and self.scheme != "w4a16":
+            raise ValueError(f"bits_per_weight is for scheme w4a16, not {self.scheme}; take one of the two out")
+        if not self.budget_formats:
+            raise ValueError("budget_formats must not be empty")
         return self
 
 
@@ -232,5 +248,10 @@ class Recipe(Section):
             raise ValueError(
                 f"quantization.scheme {scheme} has no kernels for engine.backend {backend}; "
                 "set engine.backend=eager or quantization.scheme=w4a16"
+            )
+        if backend != "eager" and self.quantization.bits_per_weight and "int8" in self.quantization.budget_formats:
+            raise ValueError(
+                f"quantization.budget_formats has int8, which has no kernels for engine.backend {backend}; take it "
+                "out, or set engine.backend=eager"
             )
         return self

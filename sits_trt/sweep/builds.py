@@ -102,6 +102,8 @@ def _weights(recipe: dict[str, Any], layout: BuildDirectory) -> str:
     scheme, recovery = SCHEMES[q["scheme"]], ", ScaleRecover" if q["scale_recover"] else ""
     if scheme.codes != "int":
         return f"{scheme.title} {q['method'].upper()}{recovery}{cache}"
+    if bits := q.get("bits_per_weight"):
+        return f"INT4 {q['method'].upper()} mixed to {bits:g} bits{recovery}{cache}"
     groups = "per channel" if q["group_size"] == PER_CHANNEL else f"g{q['group_size']}"
     zeros = "symmetric" if q["symmetric"] else "zero points"
     return f"{scheme.title} {q['method'].upper()} {groups}, {zeros}{recovery}{cache}"

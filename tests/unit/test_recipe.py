@@ -10,7 +10,7 @@ import pytest
 from sits_trt.errors import RecipeError
 from sits_trt.recipe import SKUS, Recipe, find_sku, load_recipe, recipe_of_build
 from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.recipe.schemes import weight_format
+from sits_trt.recipe.schemes import budget_formats, possible_formats, weight_format
 from sits_trt.recipe.strict_yaml import parse_yaml
 from sits_trt.spec import CODED_KV_DTYPES, PER_CHANNEL, WeightFormat
 
@@ -85,6 +85,32 @@ def test_schemes_without_kernels_are_refused_with_the_way_out(tmp_path: Path, sc
     with pytest.raises(RecipeError, match=f"scheme {scheme} has no kernels for .*{backend}; set engine.backend=eager"):
         load_recipe(path, [f"quantization.scheme={scheme}", f"engine.backend={backend}"])
     assert load_recipe(path, [f"quantization.scheme={scheme}", "engine.backend=eager"]).quantization.scheme == scheme
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["quantization.scheme=w8a16"], "bits_per_weight is for scheme w4a16, not w8a16"),
+        (["quantization.budget_formats=[]"], "must not be empty"),
+        (["quantization.budget_formats=[int3]"], "quantization.budget_formats"),
+        (["quantization.bits_per_weight=0"], "quantization.bits_per_weight"),
+        (["engine.backend=cuda"], "budget_formats has int8, which has no kernels for engine.backend cuda; take it out"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+    path = write(tmp_path, MINIMAL)
+    budget = ["engine.backend=eager", "quantization.bits_per_weight=5"]
+    section = load_recipe(path, budget).quantization
+    assert possible_formats(section) == [
+        *(WeightFormat(4, size, False) for size in (128, 64, 32)),
+        WeightFormat(8, PER_CHANNEL, False),
+    ]
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(path, [*budget, *overrides])
+    int4 = "quantization.budget_formats=[float16, int4-g32]"
+    section = load_recipe(path, [*budget, "engine.backend=cuda", int4]).quantization
+    assert budget_formats(section) == {"int4-g32": WeightFormat(4, 32, False), "float16": None}
+    assert possible_formats(section) == [WeightFormat(4, 32, False)]
 
 
 @pytest.mark.parametrize(
