@@ -196,16 +196,17 @@ class BuildLine:
     def _scales(self) -> Stage:
         from sits_trt.checkpoint.texts import text_digest
 
-        section = self.recipe.quantization
+        section, smooth_keys = self.recipe.quantization, self.recipe.kv_cache.has_integer_codes
 
         def make(out: Path, progress: Progress) -> Mapping[str, Any]:
             from sits_trt.checkpoint import open_checkpoint
             from sits_trt.quant import search_scales
 
-            return search_scales(open_checkpoint(self.layout.checkpoint), section, out, progress)
+            return search_scales(open_checkpoint(self.layout.checkpoint), section, out, progress, smooth_keys)
 
         inputs = self._inputs("checkpoint") | {"text": text_digest(section.calibration.source)}
-        return Stage("scales", self.layout.scales, section.decisive(), inputs, make, ("torch", "numpy"))
+        settings = section.decisive() | {"smooth_keys": smooth_keys}
+        return Stage("scales", self.layout.scales, settings, inputs, make, ("torch", "numpy"))
 
     def _quantized(self) -> Stage:
         section = self.recipe.quantization

@@ -32,6 +32,7 @@ from sits_trt.quant.equalization import (
     shared_by_queries,
 )
 from sits_trt.quant.grid import Grid, compact_codes, decode, stored_codes
+from sits_trt.quant.keys import key_factors, smoothed_keys
 from sits_trt.quant.rounding import correct_drift, round_weight, scale_inputs, uses_compensation
 from sits_trt.quant.statistics import Statistics
 from sits_trt.quant.streams import BlockRunner, Streams
@@ -63,8 +64,8 @@ class LayerResult:
 class LayerSearch:
     """Decides one layer and advances both streams over it, in place.
 
-    `source` holds the layer's tensors by canonical name. Raises QuantizationError, naming the layer, for values
-    that are not finite.
+    `source` holds the layer's tensors by canonical name. With `smooth_keys` the layer is made ready for a KV cache of
+    integer codes (`quant.keys`). Raises QuantizationError, naming the layer, for values that are not finite.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LayerSearch:
         section: QuantizationSection,
         streams: Streams,
         runner: BlockRunner,
+        smooth_keys: bool = False,
     ) -> None:
         self.spec, self.section, self.streams, self.runner = spec, section, streams, runner
         self.prefix = f"model.layers.{streams.layer}."
@@ -93,12 +95,15 @@ class LayerSearch:
         }
         self.reference_layer = self._build(self.acting, {})
         self.layer = self.reference_layer
+        self.smooth_keys = smooth_keys
 
     @torch.inference_mode()
     def run(self) -> LayerResult:
         """Decide the four groups, then the residual scale; return the layer as it is to be stored."""
         began = time.monotonic()
         reference, quantized = self.streams.reference, self.streams.quantized
+        if self.smooth_keys:
+            self._smooth_keys()
         self._attention_inputs()
         self._attention_output()
         self._feed_forward_inputs()
@@ -112,6 +117,14 @@ class LayerSearch:
         self.streams.layer += 1
         self.result.seconds = time.monotonic() - began
         return self.result
+
+    def _smooth_keys(self) -> None:
+        streams = (self.streams.reference[rows] for rows in self.streams.rows())
+        factors = key_factors(self.reference_layer, streams)
+        for name, tensor in smoothed_keys(self.spec, self.source, factors).items():
+            self.source[name] = self._stored(name, tensor.to(self.source[name].dtype))
+            self.acting[name] = self.source[name].float()
+        self.layer = self._build(self.acting, self.rounding)
 
     def _attention_inputs(self) -> None:
         statistics = self._statistics(_QKV)
@@ -208,10 +221,13 @@ class LayerSearch:
         self.acting[f"{name}.weight"] = decode(kept, grid)
 
     def _keep_float(self, name: str, stored: Tensor) -> None:
+        self.result.tensors[self.prefix + name] = self._stored(name, stored)
+        self.acting[name] = stored.float()
+
+    def _stored(self, name: str, stored: Tensor) -> Tensor:
         if not torch.isfinite(stored).all():
             raise QuantizationError(f"{self.prefix}{name} leaves the range of {stored.dtype} when scales are folded in")
-        self.result.tensors[self.prefix + name] = stored
-        self.acting[name] = stored.float()
+        return stored
 
     def _norm_fold(self, norm: str) -> Fold:
         def fold(factors: Tensor) -> Tensor:

@@ -38,9 +38,15 @@ _STREAMS_NAME = "streams.safetensors"
 
 
 def search_scales(
-    checkpoint: Checkpoint, section: QuantizationSection, out_dir: Path, progress: Progress
+    checkpoint: Checkpoint,
+    section: QuantizationSection,
+    out_dir: Path,
+    progress: Progress,
+    smooth_keys: bool = False,
 ) -> dict[str, Any]:
     """Decide scales, zero points, folds, codes and residual scales of every layer and write them to `out_dir`.
+
+    `smooth_keys` makes keys fit a KV cache of integer codes; the float model stays the same.
 
     Memory holds one layer in float32 a few times over, and two residual streams of the calibration text. An
     `out_dir` left by a killed run of the same recipe is gone on with at the first undecided layer. Returns the
@@ -68,7 +74,7 @@ def search_scales(
         progress(streams.layer, total, f"layer {streams.layer}: search on {sum(streams.lengths)} tokens")
         index = streams.layer
         result = LayerSearch(
-            checkpoint.spec, layer_tensors(checkpoint, index), formats, section, streams, runner
+            checkpoint.spec, layer_tensors(checkpoint, index), formats, section, streams, runner, smooth_keys
         ).run()  # fmt: skip
         _save_layer(out_dir, index, result)
         if streams.layer < total:

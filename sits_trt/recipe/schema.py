@@ -142,7 +142,8 @@ class KvCacheSection(Section):
     dtype: Literal["float16", "int8", "fp8", "int4"] = "float16"
     """Type of keys and values in the pool; all but float16 are codes with one scale per token and head.
 
-    fp8 (e4m3) takes as much memory as int8 and is less exact; on a GPU it needs SM 8.9 or later."""
+    fp8 (e4m3) takes as much memory as int8 and is less exact; on a GPU it needs SM 8.9 or later. With int8 and int4 the
+    quantization of weights, where there is one, also scales keys against queries so that one step fits a whole key."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Part of the memory that is free after loading the engine which the pool takes on a GPU."""
     max_tiles: PositiveInt | None = None
@@ -152,6 +153,11 @@ class KvCacheSection(Section):
     def pool_dtype(self) -> str:
         """The type of the pool as `spec.TileSpec` calls it."""
         return "float8_e4m3" if self.dtype == "fp8" else self.dtype
+
+    @property
+    def has_integer_codes(self) -> bool:
+        """Whether quantization shall smooth keys: floating-point codes round large and small channels alike."""
+        return self.dtype in ("int8", "int4")
 
 
 class ServingSection(Section):

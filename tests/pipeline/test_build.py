@@ -83,6 +83,10 @@ def test_only_what_a_key_decides_is_rebuilt(place: Path) -> None:
     assert rebuilt(place, "serving.max_batch_size=5") == ["engine", "repository"]
     assert rebuilt(place, "serving.max_batch_size=5", "serving.max_queue_size=9") == ["repository"]
     assert rebuilt(place, "serving.max_batch_size=5", "sweep.seed=3") == ["repository"]
+    assert rebuilt(place, "serving.max_batch_size=5", "kv_cache.dtype=fp8") == ["engine", "repository"]
+    # Integer codes want smooth keys, which are the same for both.
+    assert rebuilt(place, "serving.max_batch_size=5", "kv_cache.dtype=int4") == everything[1:]
+    assert rebuilt(place, "serving.max_batch_size=5", "kv_cache.dtype=int8") == ["engine", "repository"]
     other_groups = ("quantization.group_size=64", "quantization.ignore=['re:.*down_proj', lm_head]")
     assert rebuilt(place, *other_groups) == everything[1:]
     assert rebuilt(place, "quantization.scheme=none") == ["engine", "repository"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint
@@ -35,9 +35,9 @@ def quiet(done: int, total: int, what: str) -> None:
     assert 0 <= done <= total, what
 
 
-def quantize(source: Path, recipe: QuantizationSection, root: Path) -> Checkpoint:
+def quantize(source: Path, recipe: QuantizationSection, root: Path, smooth_keys: bool = False) -> Checkpoint:
     checkpoint = open_checkpoint(source)
-    search_scales(checkpoint, recipe, root / "scales", quiet)
+    search_scales(checkpoint, recipe, root / "scales", quiet, smooth_keys)
     apply_scales(checkpoint, root / "scales", recipe, root / "quantized", quiet)
     return open_checkpoint(root / "quantized")
 
@@ -65,6 +65,27 @@ def test_the_quantized_model_stays_near_the_float_one(
     assert 0 < report["evaluation"]["kl"] < 0.2
     assert set(report["search"]["layers"][1]["errors"]) == {name for name in quantized.formats if ".1." in name}
     assert report["search"]["calibration_tokens"] == 480
+
+
+@pytest.mark.parametrize("ignored", [(), ("re:.*[qk]_proj",)], ids=["all", "float-keys"])
+def test_smoothed_keys_fit_an_int4_cache_and_cost_the_weights_nothing(
+    tiny: Path, tmp_path: Path, ignored: tuple[str, ...]
+) -> None:
+    path = tiny / "model.safetensors"
+    tensors = load_file(path)
+    for name, factor in (("k_proj", 16.0), ("q_proj", 1 / 16)):
+        for key in [key for key in tensors if name in key]:
+            tensors[key].reshape(-1, 16, 64)[:, 5] *= factor
+    save_file(tensors, path, {"format": "pt"})
+    recipe, blocks = section(ignore=(*ignored, "lm_head")), [[(7 * i + 3) % 97 for i in range(60)]]
+    reference = decoder_of(open_checkpoint(tiny))
+    plain, smooth = (
+        decoder_of(quantize(tiny, recipe, tmp_path / str(smooth_keys), smooth_keys)) for smooth_keys in (False, True)
+    )
+    exact = [compare(reference, decoder, blocks).kl for decoder in (plain, smooth)]
+    coded = [compare(reference, decoder, blocks, kv_dtype="int4").kl for decoder in (plain, smooth)]
+    assert exact[1] < 1.5 * exact[0]
+    assert coded[1] < 0.7 * coded[0]
 
 
 SCHEMES = {
