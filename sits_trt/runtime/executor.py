@@ -161,6 +161,7 @@ class Executor:
             running=0 if error else self._scheduler.num_running,
             waiting=waiting,
             num_tiles=tiles.num_tiles,
+            pool_bytes=tiles.num_tiles * tiles.tile.tile_bytes,
             free_tiles=tiles.free_tiles,
             kept_tiles=tiles.kept_tiles,
             steps=meters.steps,

@@ -60,7 +60,9 @@ def load_executor(
         else:
             made = EagerRunner(decoder, tile, tiles)
     description = f"{kind} runner on {place}: {reason}"
-    logger.info("%s; %d tiles of %d tokens", description, made.num_tiles, tile.tile_tokens)
+    logger.info(
+        "%s; %d tiles of %d tokens, KV as %s", description, made.num_tiles, tile.tile_tokens, tile.kv_dtype
+    )  # fmt: skip
     return Executor(
         made,
         tile,

@@ -66,6 +66,7 @@ class ExecutorStats:
     """An executor at one moment. Counts are totals since its start.
 
     running, waiting: requests in flight, and requests that have not been admitted yet.
+    num_tiles, pool_bytes: size of the KV pool, scales of a quantized one included.
     free_tiles: tiles that no running request holds; kept_tiles: those of them that the prefix cache still remembers.
     prefilled_tokens: prompt tokens computed; cached_tokens: prompt tokens that did not need to be.
     cancelled, failed, stopped: requests by how they ended (`stopped` is stop or length). timed_out: those of the
@@ -78,6 +79,7 @@ class ExecutorStats:
     running: int
     waiting: int
     num_tiles: int
+    pool_bytes: int
     free_tiles: int
     kept_tiles: int
     steps: int

@@ -69,6 +69,11 @@ def test_the_eager_runner_serves_the_checkpoint(engine_dir: Path) -> None:
     with load_executor(engine_dir, device="cpu", max_batch_size=2, max_tiles=9) as executor:
         assert executor.description.startswith("eager runner on cpu")
         assert (executor.stats().num_tiles, executor.limits.max_batch_size) == (9, 2)
+        # On a CPU a pool that is not quantized is float32.
+        assert (
+            executor.stats().pool_bytes
+            == 9 * 2 * TileSpec.of(open_checkpoint(engine_dir / "../checkpoint").spec, 16).tile_bytes
+        )
         event = join_events(executor.stream(Request("", (5, 6, 7), SamplingParams(6, ignore_eos=True))))
     assert len(event.token_ids) == 6
 
@@ -85,6 +90,7 @@ def test_the_eager_runner_stores_codes_where_the_engine_does(engine_dir: Path, t
         pass
     ids = tuple(range(5, 45))
     with load_executor(tmp_path / "engine", device="cpu", max_tiles=9) as executor:
+        assert executor.stats().pool_bytes == 9 * coded.tile.tile_bytes
         event = join_events(executor.stream(Request("", ids, SamplingParams(12, ignore_eos=True, logprobs=True))))
     checkpoint = open_checkpoint(engine_dir / details.checkpoint)
     decoder = build_decoder(checkpoint.spec, checkpoint, dtype=torch.float32)

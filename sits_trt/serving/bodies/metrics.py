@@ -25,6 +25,7 @@ GAUGES: dict[str, tuple[str, Callable[[ExecutorStats], float]]] = {
     "sits_requests_running": ("requests in flight", lambda s: s.running),
     "sits_requests_waiting": ("requests that wait for their first step", lambda s: s.waiting),
     "sits_tiles_total": ("tiles of the KV pool", lambda s: s.num_tiles),
+    "sits_kv_pool_bytes": ("bytes of the KV pool, scales included", lambda s: s.pool_bytes),
     "sits_tiles_used": ("tiles that requests in flight hold", lambda s: s.num_tiles - s.free_tiles),
     "sits_tiles_free": ("tiles that no request in flight holds", lambda s: s.free_tiles),
     "sits_tiles_cached": ("free tiles that the prefix cache remembers", lambda s: s.kept_tiles),
