@@ -28,7 +28,7 @@ from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import AgreementSums, block_logits
 from sits_trt.quant import search_scales
 from sits_trt.quant.apply import quantized_tensors, storage_costs
-from sits_trt.quant.budget import read_formats
+from sits_trt.quant.bit_budget import read_formats
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
 from sits_trt.spec import WeightFormat
 

@@ -52,7 +52,9 @@ def _ways_out(section: QuantizationSection, layers: tuple[LayerError, ...]) -> s
     if section.scheme != "w8a8-fp8":
         if section.symmetric:
             ways.append("symmetric=false")
-        if section.group_size != _SMALLEST_GROUP:
+        if section.bits_per_weight is not None:
+            ways.append(f"bits_per_weight above {section.bits_per_weight:g}")
+        elif section.group_size != _SMALLEST_GROUP:
             ways.append(f"group_size={section.group_size // 2 if section.group_size > 0 else _LARGEST_GROUP}")
     if section.scheme in _SAME_BITS_FLOAT_ACTIVATIONS:
         ways.append(f"scheme={_SAME_BITS_FLOAT_ACTIVATIONS[section.scheme]}")

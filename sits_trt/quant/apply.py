@@ -18,7 +18,7 @@ from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
-from sits_trt.quant.budget import read_budget, read_formats
+from sits_trt.quant.bit_budget import read_budget, read_formats
 from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
@@ -59,7 +59,7 @@ def _write(
     write_quantized(out_dir, checkpoint, quantized_tensors(checkpoint, scales_dir), formats)
     report = storage_costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
     if section.bits_per_weight is not None:
-        report["budget"] = read_budget(scales_dir)
+        report["bit_budget"] = read_budget(scales_dir)
     began = time.monotonic()
     agreement = compare_checkpoints(checkpoint, open_checkpoint(out_dir), blocks, progress)
     if not (math.isfinite(agreement.perplexity) and math.isfinite(agreement.kl)):

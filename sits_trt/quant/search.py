@@ -6,7 +6,7 @@ scales would have to be run again to apply them. What is left to `apply_scales` 
 the layers together with the rest of the checkpoint in its format, and to measure the whole.
 
     layer-00000.safetensors ...   canonical tensors of one layer; metadata: its errors
-    budget.json                   with a bit budget: the formats that it was spent on (`quant.budget`)
+    bit_budget.json               with a bit budget: the formats that it was spent on (`quant.bit_budget`)
     search.json                   what was used and found: blocks, tokens, seconds, errors by layer
     streams.safetensors           only while the search runs: where the next layer starts
 """
@@ -26,7 +26,7 @@ from sits_trt.checkpoint import Checkpoint, load_tokenizer
 from sits_trt.checkpoint.quantized import refuse_quantized
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.models.threads import leave_a_core
-from sits_trt.quant.budget import decide_formats
+from sits_trt.quant.bit_budget import decide_formats
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
 from sits_trt.quant.streams import BlockRunner, Streams, layer_tensors
 from sits_trt.recipe.schema import QuantizationSection

@@ -14,10 +14,11 @@ disk meanwhile, [tokens, hidden] in float32 each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -63,23 +64,34 @@ def measure_losses(
     streams = Streams.start(checkpoint["model.embed_tokens.weight"], blocks, spec.embedding_scale)
     rows, x = list(streams.rows()), streams.reference
     losses: dict[str, dict[str, float]] = {}
-    with TemporaryDirectory(dir=out_dir, prefix="streams-") as work:
+    with _emptied(out_dir / "streams") as work:
         for index in range(spec.num_layers):
             progress(index, total, "sensitivity: forward")
-            save_file({"x": x}, Path(work) / f"{index}.safetensors")
+            save_file({"x": x}, work / f"{index}.safetensors")
             layer = _Layer(checkpoint, index, max(streams.lengths))
             with torch.no_grad():
                 x = torch.cat([layer.run(x[block]) for block in rows])
         gradient = _gradient_at_the_end(checkpoint, x, rows)
         for index in reversed(range(spec.num_layers)):
             progress(total - index - 1, total, "sensitivity: backward")
-            x = load_file(Path(work) / f"{index}.safetensors")["x"]
+            x = load_file(work / f"{index}.safetensors")["x"]
             layer = _Layer(checkpoint, index, max(streams.lengths))
             for block in rows:
                 # A copy: what comes through the residual addition is the very tensor that goes in.
                 gradient[block] = layer.backward(x[block], gradient[block].clone())
             losses |= layer.losses(candidates)
     return losses
+
+
+@contextmanager
+def _emptied(directory: Path) -> Iterator[Path]:
+    """Yield a new, empty `directory` and remove it; what a killed run left is removed first."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
 
 
 def _gradient_at_the_end(checkpoint: Checkpoint, x: Tensor, rows: Sequence[slice]) -> Tensor:

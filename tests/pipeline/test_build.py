@@ -20,7 +20,7 @@ import torch
 
 from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.checkpoint import open_checkpoint
-from sits_trt.pipeline import BuildLine
+from sits_trt.pipeline import BuildLine, _needed_kernels
 from sits_trt.recipe import load_recipe
 from sits_trt.repository import write
 from sits_trt.sweep.builds import describe_builds
@@ -245,3 +245,14 @@ def test_another_format_and_back(built: Path) -> None:
     assert after.formats == before.formats
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert describe_builds([built / "again"])[0].weights == "INT4 g32, zero points, as in the source"
+
+
+def test_a_build_takes_the_kernels_of_every_format_that_its_weights_may_have() -> None:
+    """With a bit budget the formats are known only after the search, the bundle is made from the recipe."""
+    budget = _needed_kernels(80, "float16", "float16", 64, 4, 64, [(128, False), (64, False), (32, False)])
+    one = _needed_kernels(80, "float16", "float16", 64, 4, 64, [(64, False)])
+    none = _needed_kernels(80, "float16", "float16", 64, 4, 64, [])
+    for group in (32, 64, 128):
+        name = f"linear_stream_fp16_g{group}_asym"
+        assert (budget(name), one(name), none(name)) == (True, group == 64, False)
+    assert not budget("linear_stream_fp16_g64_sym")

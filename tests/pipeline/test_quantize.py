@@ -156,9 +156,9 @@ def test_a_budget_mixes_formats_and_says_why(tiny: Path, tmp_path: Path, monkeyp
     report = json.loads((tmp_path / "one" / "quantized" / "report.json").read_text())
     assert 6 < report["bits_per_weight"] <= 6.5
     assert len({(form.bits, form.group_size) for form in quantized.formats.values()}) > 1
-    for name, choice in report["budget"]["chosen"].items():
+    for name, choice in report["bit_budget"]["chosen"].items():
         assert (choice == "float16") == (name not in quantized.formats)
-        assert set(report["budget"]["losses"][name]) <= {"int4-g64", "int4-g32", "int8"}
+        assert set(report["bit_budget"]["losses"][name]) <= {"int4-g64", "int4-g32", "int8"}
     scores = compare(decoder_of(open_checkpoint(tiny)), decoder_of(quantized), [[(7 * i + 3) % 97 for i in range(60)]])
     assert 0 < scores.kl < 0.1
 
@@ -168,8 +168,8 @@ def test_a_budget_mixes_formats_and_says_why(tiny: Path, tmp_path: Path, monkeyp
     # A search that goes on keeps the decision, and the same recipe gives the same bytes.
     root = tmp_path / "two" / "scales"
     root.mkdir(parents=True)
-    (root / "budget.json").write_bytes((tmp_path / "one" / "scales" / "budget.json").read_bytes())
-    monkeypatch.setattr("sits_trt.quant.budget.measure_losses", twice)
+    (root / "bit_budget.json").write_bytes((tmp_path / "one" / "scales" / "bit_budget.json").read_bytes())
+    monkeypatch.setattr("sits_trt.quant.bit_budget.measure_losses", twice)
     quantize(tiny, recipe, tmp_path / "two")
     one, two = (tmp_path / name / "quantized" / "model.safetensors" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()

@@ -73,6 +73,9 @@ def test_only_what_the_recipe_leaves_is_proposed(tmp_path: Path) -> None:
         assert way in str(plain.value)
     with pytest.raises(BudgetError, match=r"group_size=128"):
         check_budget(section(max_kl=0.01, scheme="w8a16", group_size=-1), path)
+    with pytest.raises(BudgetError, match=r"bits_per_weight above 4.75") as mixed:
+        check_budget(section(max_kl=0.01, bits_per_weight=4.75), path)
+    assert "group_size" not in str(mixed.value)
     with pytest.raises(BudgetError, match=r"scheme=w8a16") as fp8:
         check_budget(section(max_kl=0.01, scheme="w8a8-fp8", symmetric=True), path)
     assert not any(way in str(fp8.value) for way in ("group_size", "symmetric"))

@@ -14,7 +14,7 @@ from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.errors import QuantizationError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import block_logits
-from sits_trt.quant.budget import decide_formats, read_formats, spend
+from sits_trt.quant.bit_budget import decide_formats, read_formats, spend
 from sits_trt.quant.grid import decode, encode, fit_grid
 from sits_trt.quant.sensitivity import measure_losses
 from sits_trt.recipe.schema import QuantizationSection
@@ -77,6 +77,8 @@ def test_estimates_are_the_definition_by_finite_differences(tmp_path: Path, fami
         "model.layers.1.self_attn.o_proj": ("layers.1.o", slice(None)),
         "model.layers.1.mlp.down_proj": ("layers.1.down", slice(None)),
     }
+    (tmp_path / "streams").mkdir()
+    (tmp_path / "streams" / "77.safetensors").write_text("left by a killed run")
     losses = measure_losses(checkpoint, BLOCKS, {name: {"f": FORM} for name in names}, tmp_path, quiet)
     for name, place in names.items():
         assert losses[name]["f"] == pytest.approx(slow_estimate(checkpoint, *place, name), rel=1e-2)
@@ -134,7 +136,7 @@ def test_b13_formats_that_do_not_divide_are_left_out(tmp_path: Path) -> None:
     recipe = section(bits_per_weight=4.6)
     formats = decide_formats(checkpoint, recipe, BLOCKS, tmp_path / "scales", quiet)
     assert formats["model.layers.0.mlp.down_proj"].group_size == 32
-    written = json.loads((tmp_path / "scales" / "budget.json").read_text())
+    written = json.loads((tmp_path / "scales" / "bit_budget.json").read_text())
     assert set(written["losses"]["model.layers.0.mlp.down_proj"]) == {"int4-g32", "int8"}
     assert read_formats(checkpoint.spec, recipe, tmp_path / "scales") == formats
     # What was decided stays: a search that goes on must not change its plan.

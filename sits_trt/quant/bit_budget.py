@@ -2,7 +2,7 @@
 
 Layers that are one matrix when they run (q, k and v; gate and up) share one format.
 
-    budget.json     formats, estimated losses, and what was spent; written before the search starts
+    bit_budget.json     formats, estimated losses, and what was spent; written before the search starts
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sits_trt.recipe.schema import QuantizationSection
 from sits_trt.recipe.schemes import budget_formats
 from sits_trt.spec import ModelSpec, WeightFormat
 
-BUDGET_NAME = "budget.json"
+BUDGET_NAME = "bit_budget.json"
 
 _FLOAT = "float16"
 
