@@ -191,8 +191,9 @@ def show_evaluation(console: Console, found: Evaluation, layers: int) -> None:
     """Print a build's accuracy beside its float model's, and its worst layers, at most `layers`."""
     info, section, accuracy = found.info, found.section, found.accuracy
     console.print(f"{info.name}: {info.weights}, {found.bits_per_weight:.2f} bits a weight", markup=False)
-    console.print(f"text {section.text}: {accuracy.tokens} tokens in blocks of {section.block_tokens}", markup=False)
-    table = Table("", "float16", "this build", box=None, pad_edge=False)
+    text = f"text {section.text}: {accuracy.tokens} tokens in blocks of {section.block_tokens}"
+    console.print(text, markup=False, soft_wrap=True)
+    table = Table("", "unquantized", "this build", box=None, pad_edge=False)
     if accuracy.reference_perplexity is None:
         table = Table("", "this build", box=None, pad_edge=False)
         table.add_row("perplexity", f"{accuracy.perplexity:.3f}")
@@ -219,7 +220,7 @@ def show_layers(console: Console, layers: Sequence[LayerError], most: int) -> No
     if not shown:
         return
     of_all = f"the worst {len(shown)} of {len(layers)} quantized layers" if len(shown) < len(layers) else "all layers"
-    console.print(f"{of_all}, by relative squared output error on the calibration text:", markup=False)
+    console.print(f"{of_all}, by relative squared output error on the calibration text:", markup=False, soft_wrap=True)
     table = Table("layer", "error", "drift of the stream after it", box=None, pad_edge=False)
     for layer in shown:
         table.add_row(layer.name, f"{layer.output_error:.2e}", f"{layer.drift:.2e}")

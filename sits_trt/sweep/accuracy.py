@@ -14,7 +14,7 @@ from sits_trt import __version__
 from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
 from sits_trt.checkpoint import load_tokenizer, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks, text_digest
-from sits_trt.errors import CheckpointError, RecipeError
+from sits_trt.errors import CheckpointError, RecipeError, SitsError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare, exact_match
 from sits_trt.models.threads import leave_a_core
@@ -63,7 +63,13 @@ def _coded_kv(info: BuildInfo) -> str:
 def _manifest(layout: BuildDirectory, info: BuildInfo, section: AccuracySection) -> Manifest:
     inputs = {"checkpoint": read_manifest(layout.checkpoint, "checkpoint").fingerprint}
     if info.quantized:
-        inputs["quantized"] = read_manifest(layout.quantized, "quantized").fingerprint
+        quantized = read_manifest(layout.quantized, "quantized")
+        if quantized.inputs.get("checkpoint") != inputs["checkpoint"]:
+            raise SitsError(
+                f"{layout.quantized} was not made from {layout.checkpoint}: the last 'sits-trt build' did not end; run "
+                "it again"
+            )
+        inputs["quantized"] = quantized.fingerprint
     inputs["text"] = text_digest(section.text)
     tools = {"sits-trt": __version__} | tool_versions("torch")
     settings = section.model_dump(mode="json") | {"kv_dtype": _coded_kv(info)}

@@ -143,6 +143,7 @@ def test_errors_are_one_sentence_with_exit_code_2(place: Path) -> None:
         (["build", "nothing.yaml"], "no recipe"),
         (["serve", "nothing"], "no finished build"),
         (["sweep", "nothing"], "no finished build"),
+        (["eval", "nothing"], "no finished build"),
         (["engine", "inspect", "nothing"], "sits-trt build"),
         (["generate", "hello"], "--build"),
         (["generate", "hello", "--raw", "--url", "127.0.0.1:9"], "no Triton Server answers"),
@@ -182,6 +183,20 @@ def test_a_bound_of_accuracy_fails_the_build_and_redoes_nothing_else(place: Path
     assert run(tight, place).returncode == 2
     assert json.loads((build / "recipe.json").read_text())["quantization"]["max_kl"] == 4
     assert rebuilt(place) == []
+
+
+def test_eval_finds_what_the_bound_was_held_against(built: Path) -> None:
+    text = ["--text", "pydoc", "--blocks", "8", "--block-tokens", "64", "--prompts", "1", "--exact-match-tokens", "2"]
+    done = run(["eval", "builds/tiny", *text, "--json"], built)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    gate = read_manifest(built / "builds" / "tiny" / "quantized", "quantized").details
+    assert found["bits_per_weight"] == gate["bits_per_weight"]
+    # The same sums in another order.
+    assert found["accuracy"]["kl_divergence"] == pytest.approx(gate["evaluation"]["kl"], rel=1e-3)
+    assert found["accuracy"]["perplexity"] == pytest.approx(gate["evaluation"]["perplexity"], rel=1e-4)
+    assert found["accuracy"]["tokens"] == gate["evaluation"]["positions"] == 512
+    assert len(found["layers"]) == 14
 
 
 def test_b01_refused_recipe_writes_nothing(place: Path) -> None:

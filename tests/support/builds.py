@@ -27,7 +27,8 @@ def stub_build(
     checkpoint = open_checkpoint(layout.checkpoint)
     if quantized:
         tensors, formats = quantize_tensors(checkpoint, seed=seed)
-        with writing(layout.quantized, Manifest("quantized", fingerprint([seed, "quantized"]))) as (out, _):
+        inputs = {"checkpoint": fingerprint(seed)}
+        with writing(layout.quantized, Manifest("quantized", fingerprint([seed, "quantized"]), inputs)) as (out, _):
             write_quantized(out, checkpoint, tensors.items(), formats)
     limits = EngineLimits(8, 64, max_seq_tokens, 8 * 4)
     weights = "../quantized" if quantized else "../checkpoint"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,3 +128,13 @@ def test_accuracy_of_a_missing_checkpoint_is_one_sentence(tmp_path: Path) -> Non
     with pytest.raises(SitsError, match="build it first"):
         measure_accuracy(info, SECTION, silent)
     assert not (build / "accuracy").exists()
+
+
+def test_weights_made_from_another_checkpoint_are_not_compared_with_this_one(tmp_path: Path) -> None:
+    build = stub_build(tmp_path, "int4", quantized=True)
+    other = stub_build(tmp_path, "other", seed=1)
+    shutil.rmtree(build / "checkpoint")
+    shutil.copytree(other / "checkpoint", build / "checkpoint")
+    (info,) = describe_builds([build])
+    with pytest.raises(SitsError, match="run it again"):
+        measure_accuracy(info, SECTION, silent)
