@@ -88,17 +88,19 @@ def unpack_modelopt(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return out
 
 
-def pack_words(codes: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Pack uint8 codes [rows, columns], each 0..15, into compressed-tensors' int32 [rows, ceil(columns/8)].
+def pack_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Pack uint8 codes [rows, columns] of 4 or 8 bits into compressed-tensors' int32 [rows, ceil(columns*bits/32)].
 
-    Nibble i (low first) of word w holds column 8w + i; columns that pad a word are 0.
+    Each word holds 32/bits columns in order, the first in its lowest bits; columns that pad a word are 0.
     """
-    return np.ascontiguousarray(pack_sits(_padded(codes, 1, 8))).view("<i4")
+    padded = _padded(codes, 1, 32 // bits)
+    return np.ascontiguousarray(pack_sits(padded) if bits == 4 else padded).view("<i4")
 
 
-def unpack_words(words: NDArray[np.int32], columns: int) -> NDArray[np.uint8]:
-    """Undo `pack_words`: int32 [rows, ceil(columns/8)] to uint8 codes [rows, columns]."""
-    return unpack_sits(np.ascontiguousarray(words).view(np.uint8))[:, :columns]
+def unpack_words(words: NDArray[np.int32], bits: int, columns: int) -> NDArray[np.uint8]:
+    """Undo `pack_words`: int32 [rows, ceil(columns*bits/32)] to uint8 codes [rows, columns]."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    return (unpack_sits(data) if bits == 4 else data)[:, :columns]
 
 
 def pack_mma16(codes: NDArray[np.uint8]) -> NDArray[np.uint32]:

@@ -96,13 +96,16 @@ def open_checkpoint(source: Path | str) -> Checkpoint:
     if place.is_file():
         model = GgufModel(GgufFile(place))
         return Checkpoint(place, model.config(), {}, {}, model, canonical=False)
-    config, files = text_part(read_json(place / "config.json"), SafetensorsFiles(weight_files(place)))
+    whole = read_json(place / "config.json")
+    stored = SafetensorsFiles(weight_files(place))
+    config, files = text_part(whole, stored)
     generation_file = place / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() else {}
     if (place / QUANT_NAME).is_file():
         return Checkpoint(place, config, generation, read_formats(place), files, canonical=True)
     foreign = read_foreign(config, place, files)
     if foreign is None:
+        stored.require_numbers()
         return Checkpoint(place, config, generation, {}, files, canonical=False)
     plain = {key: value for key, value in config.items() if key != QUANTIZATION_KEY}
     return Checkpoint(place, plain, generation, foreign.formats, foreign.files, canonical=False)

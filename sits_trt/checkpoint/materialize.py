@@ -69,12 +69,12 @@ def converted(checkpoint: Checkpoint, dtype: str | None, progress: Progress) -> 
 def in_dtype(name: str, tensor: Tensor, dtype: str | None) -> Tensor:
     """Return a tensor of numbers as `dtype`, or as it is for None.
 
-    Raises CheckpointError when it holds no floating numbers, or ones that are not finite or that `dtype` cannot hold.
+    Raises CheckpointError when it holds codes, or numbers that are not finite or that `dtype` cannot hold.
     """
     import torch
 
-    if not tensor.is_floating_point():
-        raise CheckpointError(f"has type {str(tensor.dtype).removeprefix('torch.')}, a floating one is needed", name)
+    if not tensor.is_floating_point() or tensor.itemsize == 1:
+        raise CheckpointError(f"has type {str(tensor.dtype).removeprefix('torch.')}, numbers are needed", name)
     target: torch.dtype = tensor.dtype if dtype is None else getattr(torch, dtype)
     result = tensor.to(target)
     if not torch.isfinite(result).all():

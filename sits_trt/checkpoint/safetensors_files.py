@@ -19,11 +19,12 @@ SINGLE_NAME = "model.safetensors"
 HEADER_LENGTH_BYTES = 8
 DTYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
-    "uint8": "U8", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
 }  # fmt: skip
-"""Types that are read and written, by torch's name: whole numbers for packed codes, the others for numbers as such."""
+"""Types that are read and written, by torch's name: whole numbers and 8-bit floats are codes, the others numbers."""
 
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I32": 4, "I64": 8}
+_NUMBERS = ("F64", "F32", "F16", "BF16")
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1, "I32": 4, "I64": 8, "F8_E4M3": 1}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -89,12 +90,19 @@ class _Stored:
     first: int
     size: int
 
+    def needs_scales(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"has type {self.dtype} in {self.path.name}, which needs scales that are not read here; "
+            "give the checkpoint in float16, bfloat16 or float32",
+            name,
+        )
+
 
 class SafetensorsFiles:
     """The tensors of one or several safetensors files by name. `shapes` is read from the headers alone.
 
     Tensors are read, not mapped: memory holds what was asked for and nothing else. Raises CheckpointError for a
-    damaged file, a tensor that two files hold, and a number type outside DTYPES.
+    damaged file, a tensor that two files hold, and a type outside DTYPES.
     """
 
     def __init__(self, files: list[Path]) -> None:
@@ -104,13 +112,15 @@ class SafetensorsFiles:
                 if name in self._stored:
                     raise CheckpointError(f"found in both {self._stored[name].path.name} and {path.name}", name)
                 if stored.dtype not in DTYPES.values():
-                    raise CheckpointError(
-                        f"has type {stored.dtype} in {path.name}, which needs scales that are not read here; "
-                        "give the checkpoint in float16, bfloat16 or float32",
-                        name,
-                    )
+                    raise stored.needs_scales(name)
                 self._stored[name] = stored
         self.shapes = {name: stored.shape for name, stored in self._stored.items()}
+
+    def require_numbers(self) -> None:
+        """Raise CheckpointError for a tensor of codes: nothing in this checkpoint says what they stand for."""
+        for name, stored in self._stored.items():
+            if stored.dtype not in _NUMBERS:
+                raise stored.needs_scales(name)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor in the type it is stored in."""

@@ -13,13 +13,14 @@ from safetensors.torch import load_file
 
 from sits_trt.checkpoint import convert, open_checkpoint
 from sits_trt.models import Decoder, build_decoder
+from sits_trt.spec import PER_CHANNEL, WeightFormat
 from tests.support.decode import whole_logits
 from tests.support.quantized import write_tiny_quantized
 
 IDS = [(7 * position + 3) % 97 for position in range(23)]
 
-TOLERANCE = 1e-4
-"""Two float32 programs that sum in different orders, logits of up to about 50; measured differences lie below 1e-5."""
+TOLERANCE = 5e-5
+"""Two float32 programs that sum in different orders, logits of up to 6; measured differences lie below 5e-6."""
 
 PARTLY = {"rope_theta": 1e4, "partial_rotary_factor": 0.75, "rope_type": "default"}
 
@@ -73,15 +74,15 @@ def test_compressed_tensors_with_zero_points_in_transformers(case: tuple[str, di
     assert torch.allclose(found, whole_logits(decoder_of(tmp_path / "dense"), IDS), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_compressed_tensors_packs_the_same_words(symmetric: bool, tmp_path: Path) -> None:
-    """Also for outputs that are no multiple of eight, where packed zero points are padded."""
+def test_compressed_tensors_packs_the_same_words(symmetric: bool, bits: int, tmp_path: Path) -> None:
+    """Also for outputs that do not fill a word, where packed zero points are padded."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
 
-    ours = write_tiny_quantized(
-        tmp_path / "q", quantize={"symmetric": symmetric, "dense": ("down_proj",)}, intermediate_size=100
-    )
+    quantize = {"form": WeightFormat(bits, 32, symmetric), "dense": ("down_proj",)}
+    ours = write_tiny_quantized(tmp_path / "q", quantize=quantize, intermediate_size=98)
     convert(ours, "compressed-tensors", tmp_path / "out")
     convert(ours, "hf", tmp_path / "dense", "float32")
     stored, checkpoint = load_file(tmp_path / "out" / "model.safetensors"), open_checkpoint(ours)
@@ -93,7 +94,7 @@ def test_compressed_tensors_packs_the_same_words(symmetric: bool, tmp_path: Path
     for name in checkpoint.formats:
         state = {"weight": dense[f"{name}.weight"], "weight_scale": checkpoint[f"{name}.scales"].float()}
         if not symmetric:
-            state["weight_zero_point"] = (checkpoint[f"{name}.zeros"].int() - 8).to(torch.int8)
+            state["weight_zero_point"] = (checkpoint[f"{name}.zeros"].int() - (1 << bits - 1)).to(torch.int8)
         wanted = compressor.compress(state, scheme)
         assert torch.equal(wanted.pop("weight_scale"), stored[f"{name}.weight_scale"].float())
         for part, tensor in wanted.items():
@@ -108,3 +109,20 @@ def test_dense_in_transformers(case: tuple[str, dict[str, Any]], tmp_path: Path)
     convert(ours, "hf", tmp_path / "out", "float32")
     expected = whole_logits(decoder_of(ours), IDS)
     assert torch.allclose(transformers_logits(tmp_path / "out"), expected, rtol=0, atol=TOLERANCE)
+
+
+EIGHT_BITS = (
+    (WeightFormat(8, PER_CHANNEL, True), TOLERANCE),
+    (WeightFormat(8, 32, True), TOLERANCE),
+    (WeightFormat(8, PER_CHANNEL, True, "float8_e4m3"), TOLERANCE),
+    # Inputs that differ by a float32 rounding may round to neighbouring e4m3 values, up to a sixteenth apart.
+    (WeightFormat(8, PER_CHANNEL, True, "float8_e4m3", "float8_e4m3"), 0.05),
+)
+
+
+@pytest.mark.parametrize(("form", "tolerance"), EIGHT_BITS, ids=str)
+def test_eight_bits_in_transformers(form: WeightFormat, tolerance: float, tmp_path: Path) -> None:
+    ours = write_tiny_quantized(tmp_path / "q", quantize={"form": form})
+    convert(ours, "compressed-tensors", tmp_path / "out")
+    expected = whole_logits(decoder_of(ours), IDS)
+    assert torch.allclose(transformers_logits(tmp_path / "out"), expected, rtol=0, atol=tolerance)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sits_trt.checkpoint import open_checkpoint, write_quantized
@@ -33,12 +34,14 @@ def quantize_tensors(
     scale_recover: bool = False,
     dense: tuple[str, ...] = (),
     seed: int = 0,
+    form: WeightFormat | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, WeightFormat]]:
     """Replace every projection by random codes and scales of about its own spread; biases stay.
 
-    With `input_scale` each layer gets one, with `scale_recover` each decoder layer. Projections whose name ends
-    with an entry of `dense` stay as they are.
+    `form` takes the place of INT4 with `group_size` and `symmetric`. With `input_scale` each layer gets one, with
+    `scale_recover` each decoder layer. Projections whose name ends with an entry of `dense` stay as they are.
     """
+    form = form or WeightFormat(4, group_size, symmetric)
     rng = np.random.default_rng(seed)
     result: dict[str, Tensor] = {}
     formats: dict[str, WeightFormat] = {}
@@ -52,13 +55,18 @@ def quantize_tensors(
             result[name] = tensor
             continue
         out_features, in_features = tensor.shape
-        groups = (out_features, in_features // group_size)
-        formats[layer] = WeightFormat(4, group_size, symmetric)
-        codes = rng.integers(0, 16, (out_features, in_features), dtype=np.uint8)
-        result[f"{layer}.qweight"] = torch.from_numpy(pack_sits(codes))
-        result[f"{layer}.scales"] = floats(0.01, 0.05, *groups)
-        if not symmetric:
-            result[f"{layer}.zeros"] = torch.from_numpy(rng.integers(0, 16, groups, dtype=np.uint8))
+        groups = (out_features, form.num_groups(in_features))
+        formats[layer] = form
+        # Of 8-bit floats all but the two bytes that are no number.
+        codes = rng.integers(0, 127 if form.codes == "float8_e4m3" else 1 << form.bits, tensor.shape, dtype=np.uint8)
+        spread = {4: 1.0, 8: 1 / 16}[form.bits]
+        if form.codes == "float8_e4m3":
+            codes |= rng.integers(0, 2, tensor.shape, dtype=np.uint8) << 7
+            spread = 1 / 32
+        result[f"{layer}.qweight"] = torch.from_numpy(pack_sits(codes) if form.bits == 4 else codes)
+        result[f"{layer}.scales"] = floats(0.01 * spread, 0.05 * spread, *groups)
+        if not form.symmetric:
+            result[f"{layer}.zeros"] = torch.from_numpy(rng.integers(0, 1 << form.bits, groups, dtype=np.uint8))
         if input_scale:
             result[f"{layer}.input_scale"] = floats(0.5, 2.0, in_features)
         if scale_recover and layer.endswith("mlp.down_proj"):
@@ -79,3 +87,15 @@ def write_tiny_quantized(
     tensors, formats = quantize_tensors(source, **(quantize or {}))
     write_quantized(directory, source, tensors.items(), formats)
     return directory
+
+
+def stored_tensors(directory: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint of one file by their stored names."""
+    return load_file(directory / "model.safetensors")
+
+
+def edit_stored(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the stored tensors of a checkpoint of one file."""
+    tensors = stored_tensors(directory)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from sits_trt.checkpoint import convert, materialize, open_checkpoint, write_quantized
 from sits_trt.errors import CheckpointError, SitsError
 from sits_trt.ops import dequantize
-from sits_trt.spec import WeightFormat
-from tests.support.quantized import quantize_tensors, write_tiny_quantized
+from sits_trt.ops.quantized_linear import decode_weight
+from sits_trt.spec import PER_CHANNEL, WeightFormat
+from tests.support.quantized import quantize_tensors, stored_tensors, write_tiny_quantized
 from tests.support.tiny import write_checkpoint
 
 PARTLY = {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75, "rope_type": "default"}}
@@ -27,6 +25,14 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Phi3", PARTLY),
     ("Gemma2", {"query_pre_attn_scalar": 24}),
 )
+FP8 = WeightFormat(8, PER_CHANNEL, True, "float8_e4m3", "float8_e4m3")
+EIGHT_BITS = (
+    WeightFormat(8, PER_CHANNEL, True),
+    WeightFormat(8, 32, False),
+    WeightFormat(8, PER_CHANNEL, False),
+    WeightFormat(8, PER_CHANNEL, True, "float8_e4m3"),
+    FP8,
+)
 BOTH = ((True, "autoawq"), (False, "autoawq"), (True, "modelopt"), (True, "compressed-tensors"),
         (False, "compressed-tensors"))  # fmt: skip
 
@@ -35,19 +41,9 @@ def name_of(case: tuple[str, dict[str, Any]]) -> str:
     return case[0]
 
 
-def stored(directory: Path) -> dict[str, torch.Tensor]:
-    return load_file(directory / "model.safetensors")
-
-
 def settings(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((directory / "config.json").read_text())["quantization_config"]
     return found
-
-
-def edit(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    tensors = stored(directory)
-    change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
 
 
 class TestRoundTrip:
@@ -107,6 +103,46 @@ class TestRoundTrip:
             with pytest.raises(CheckpointError, match=r"one group size.*32.*16|zero points"):
                 convert(tmp_path / "q", target, tmp_path / "no")
 
+    @pytest.mark.parametrize("form", EIGHT_BITS, ids=str)
+    def test_eight_bits(self, form: WeightFormat, tmp_path: Path) -> None:
+        ours = write_tiny_quantized(tmp_path / "q", "Phi3ForCausalLM", {"form": form}, **PARTLY)
+        convert(ours, "compressed-tensors", tmp_path / "out")
+        before, after = open_checkpoint(ours), open_checkpoint(tmp_path / "out")
+        assert after.formats == before.formats
+        assert set(after) == set(before)
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+        for target in ("autoawq", "modelopt"):
+            with pytest.raises(CheckpointError, match=r"INT4 codes only, but .* has 8-bit"):
+                convert(ours, target, tmp_path / "no")
+        if form.activations == "float16":
+            convert(ours, "hf", tmp_path / "dense", "float32")
+            name = "model.layers.0.mlp.down_proj"
+            parts = (before.get(f"{name}.{part}") for part in ("qweight", "scales", "zeros"))
+            assert torch.equal(open_checkpoint(tmp_path / "dense")[f"{name}.weight"], decode_weight(*parts, form))
+        else:
+            with pytest.raises(CheckpointError, match=r"hf format holds 16-bit activations, but .* rounds its own"):
+                convert(ours, "hf", tmp_path / "no")
+
+    def test_int4_whose_activations_are_rounded(self, tmp_path: Path) -> None:
+        form = WeightFormat(4, 32, True, activations="float8_e4m3")
+        ours = write_tiny_quantized(tmp_path / "q", quantize={"form": form})
+        for target in ("autoawq", "modelopt", "compressed-tensors", "hf"):
+            with pytest.raises(CheckpointError, match=r"16-bit activations, but .* rounds its own to float8_e4m3"):
+                convert(ours, target, tmp_path / "no")
+        convert(ours, "sits", tmp_path / "out")
+        assert open_checkpoint(tmp_path / "out").formats == open_checkpoint(ours).formats
+
+    def test_floats_beside_whole_numbers(self, tmp_path: Path) -> None:
+        source = open_checkpoint(write_checkpoint(tmp_path / "float", dtype=torch.float16))
+        ffn = ("gate_proj", "up_proj", "down_proj")
+        tensors, formats = quantize_tensors(source, 32, dense=ffn)
+        rest, more = quantize_tensors(tensors, dense=(), form=FP8)
+        write_quantized(tmp_path / "q", source, rest.items(), formats | more)
+        convert(tmp_path / "q", "compressed-tensors", tmp_path / "out")
+        after = open_checkpoint(tmp_path / "out")
+        assert after.formats == formats | more
+        assert all(torch.equal(after[name], tensor) for name, tensor in rest.items())
+
     def test_a_build_takes_it_as_it_is(self, tmp_path: Path) -> None:
         ours = write_tiny_quantized(tmp_path / "q")
         convert(ours, "autoawq", tmp_path / "awq")
@@ -133,7 +169,7 @@ class TestByHand:
     def test_b21_autoawq(self, symmetric: bool, tmp_path: Path) -> None:
         ours = write_tiny_quantized(tmp_path / "q", quantize={"symmetric": symmetric})
         convert(ours, "autoawq", tmp_path / "out")
-        tensors = stored(tmp_path / "out")
+        tensors = stored_tensors(tmp_path / "out")
         codes, zeros, scales = (tensors[f"{self.NAME}.{part}"] for part in ("qweight", "qzeros", "scales"))
         assert (codes.dtype, zeros.dtype, scales.dtype) == (torch.int32, torch.int32, torch.float16)
         assert (codes.shape, zeros.shape, scales.shape) == ((96, 8), (3, 8), (3, 64))
@@ -153,7 +189,7 @@ class TestByHand:
     def test_modelopt(self, tmp_path: Path) -> None:
         ours = write_tiny_quantized(tmp_path / "q", quantize={"symmetric": True})
         convert(ours, "modelopt", tmp_path / "out")
-        tensors = stored(tmp_path / "out")
+        tensors = stored_tensors(tmp_path / "out")
         packed, scales = tensors[f"{self.NAME}.weight"], tensors[f"{self.NAME}.weight_scale"]
         assert (packed.dtype, packed.shape, scales.dtype, scales.shape) == (
             torch.uint8, (32, 96), torch.float32, (64, 3),
@@ -206,7 +242,7 @@ class TestByHand:
         """Half-split RoPE over the first 12 of 16 rows of a head: canonical rows 0..5 and 8..13 are stored first."""
         ours = write_tiny_quantized(tmp_path / "q", "Phi3ForCausalLM", **PARTLY)
         convert(ours, "hf", tmp_path / "out", "float32")
-        fused = stored(tmp_path / "out")["model.layers.0.self_attn.qkv_proj.weight"]
+        fused = stored_tensors(tmp_path / "out")["model.layers.0.self_attn.qkv_proj.weight"]
         checkpoint = open_checkpoint(ours)
         q = dequantize(
             *(checkpoint[f"model.layers.0.self_attn.q_proj.{p}"] for p in ("qweight", "scales", "zeros")), 32
@@ -309,162 +345,3 @@ class TestRefused:
         with pytest.raises(KeyboardInterrupt):
             convert(ours, "autoawq", tmp_path / "no", progress=interrupt)
         assert {path.name for path in tmp_path.iterdir()} == {"q", "q-float"}
-
-
-LAYER = "model.layers.0.mlp.up_proj"
-
-
-def scheme(weights: dict[str, Any], **others: Any) -> dict[str, Any]:
-    return {"config_groups": {"group_0": {"weights": weights, **others}}}
-
-
-class TestDamaged:
-    @pytest.fixture
-    def awq(self, tmp_path: Path) -> Path:
-        convert(write_tiny_quantized(tmp_path / "q"), "autoawq", tmp_path / "awq")
-        return tmp_path / "awq"
-
-    @pytest.fixture
-    def packed(self, tmp_path: Path) -> Path:
-        convert(write_tiny_quantized(tmp_path / "q"), "compressed-tensors", tmp_path / "ct")
-        return tmp_path / "ct"
-
-    @pytest.fixture
-    def modelopt(self, tmp_path: Path) -> Path:
-        convert(write_tiny_quantized(tmp_path / "q", quantize={"symmetric": True}), "modelopt", tmp_path / "mo")
-        return tmp_path / "mo"
-
-    def configure(self, directory: Path, **changes: Any) -> None:
-        config = json.loads((directory / "config.json").read_text())
-        config["quantization_config"] |= changes
-        (directory / "config.json").write_text(json.dumps(config))
-
-    @pytest.mark.parametrize(
-        ("changes", "match"),
-        [
-            ({"bits": 8}, "8 bits"),
-            ({"version": "gemv"}, "'gemv'"),
-            ({"group_size": 48}, "groups of 48"),
-            ({"group_size": 0}, "groups of 0"),
-            ({"group_size": "x"}, "groups of 'x'"),
-            ({"group_size": 64}, r"qzeros.*has shape \[2, 8\].*need \[1, 8\]"),
-            ({"group_size": -1}, "qzeros"),
-            ({"quant_method": "gptq"}, "already quantized.*'gptq'.*awq, compressed-tensors, modelopt"),
-            ({"quant_method": ["x"]}, "already quantized"),
-        ],
-    )
-    def test_awq_settings(self, awq: Path, changes: dict[str, Any], match: str) -> None:
-        self.configure(awq, **changes)
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(awq)
-
-    @pytest.mark.parametrize(
-        ("change", "match"),
-        [
-            (lambda t: t.pop(f"{LAYER}.qzeros"), "up_proj.qzeros"),
-            (lambda t: t.pop(f"{LAYER}.scales"), "up_proj.scales"),
-            (lambda t: t.pop(f"{LAYER}.qweight"), "up_proj.weight.*missing"),
-            (lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"][:32]}), "up_proj"),
-            (lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"].flatten()}), "up_proj.qweight.*matrix"),
-            (lambda t: t.update({f"{LAYER}.qzeros": t[f"{LAYER}.qzeros"].long()}), "up_proj.qzeros.*int64.*int32"),
-            (lambda t: t.update({f"{LAYER}.g_idx": torch.arange(64, dtype=torch.int32)}), "up_proj.g_idx.*no place"),
-        ],
-    )
-    def test_awq_tensors(self, awq: Path, change: Any, match: str) -> None:
-        edit(awq, change)
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(awq)
-
-    def test_a_type_that_shows_when_it_is_read(self, awq: Path) -> None:
-        edit(awq, lambda t: t.update({f"{LAYER}.qweight": t[f"{LAYER}.qweight"].float()}))
-        checkpoint = open_checkpoint(awq)
-        with pytest.raises(CheckpointError, match=r"up_proj.qweight.*float32.*int32"):
-            checkpoint[f"{LAYER}.qweight"]
-
-    def test_nothing_is_quantized(self, awq: Path) -> None:
-        plain = write_checkpoint(awq.parent / "plain")
-        (awq / "model.safetensors").write_bytes((plain / "model.safetensors").read_bytes())
-        with pytest.raises(CheckpointError, match="'awq', but no tensor is"):
-            open_checkpoint(awq)
-
-    def test_awq_groups_of_all_inputs(self, tmp_path: Path) -> None:
-        source = open_checkpoint(write_checkpoint(tmp_path / "float", dtype=torch.float16))
-        tensors, formats = quantize_tensors(source, 64, dense=("down_proj",))
-        write_quantized(tmp_path / "q", source, tensors.items(), formats)
-        convert(tmp_path / "q", "autoawq", tmp_path / "out")
-        self.configure(tmp_path / "out", group_size=-1)
-        assert open_checkpoint(tmp_path / "out").formats == formats
-
-    @pytest.mark.parametrize(
-        ("changes", "match"),
-        [
-            ({"format": "float-quantized"}, "float-quantized"),
-            ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-            ({"sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
-            ({"config_groups": {}}, "config_groups"),
-            ({"config_groups": {"g": 3}}, "weights"),
-            (scheme({"type": "int", "num_bits": 8}), "num_bits.*8"),
-            (scheme({"type": "float", "num_bits": 4}), "float"),
-            (scheme({"type": "int", "num_bits": 4, "actorder": "group"}), "actorder"),
-            (scheme({"type": "int", "num_bits": 4}, input_activations={"num_bits": 8}), "input_activations"),
-        ],
-    )
-    def test_compressed_tensors_settings(self, packed: Path, changes: dict[str, Any], match: str) -> None:
-        self.configure(packed, **changes)
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(packed)
-
-    @pytest.mark.parametrize(
-        ("change", "match"),
-        [
-            (lambda t: t.pop(f"{LAYER}.weight_shape"), "weight_shape"),
-            (lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale"),
-            (lambda t: t[f"{LAYER}.weight_shape"].fill_(7), r"weight_shape.*\[7, 7\].*\[96, 64\]"),
-            (lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(96, 2, dtype=torch.int32)}), r"\[12, 2\]"),
-            (lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(96, 7)}), "64 inputs"),
-            (lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(96, 0)}), "weight_scale"),
-            (lambda t: t.update({f"{LAYER}.weight_g_idx": torch.arange(64)}), "weight_g_idx.*no place"),
-        ],
-    )
-    def test_compressed_tensors_tensors(self, packed: Path, change: Any, match: str) -> None:
-        edit(packed, change)
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(packed)
-
-    @pytest.mark.parametrize(
-        ("changes", "match"),
-        [
-            ({"quant_algo": "FP8"}, "'FP8'"),
-            ({"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo 'FP8'"),
-            ({"has_zero_point": True}, "has_zero_point True"),
-            ({"group_size": None}, "groups of None"),
-        ],
-    )
-    def test_modelopt_settings(self, modelopt: Path, changes: dict[str, Any], match: str) -> None:
-        path = modelopt / "hf_quant_config.json"
-        content = json.loads(path.read_text())
-        content["quantization"] |= changes
-        path.write_text(json.dumps(content))
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(modelopt)
-
-    def test_modelopt_without_its_file_or_without_the_key(self, modelopt: Path) -> None:
-        config = json.loads((modelopt / "config.json").read_text())
-        del config["quantization_config"]
-        (modelopt / "config.json").write_text(json.dumps(config))
-        assert len(open_checkpoint(modelopt).formats) == 14
-        (modelopt / "hf_quant_config.json").unlink()
-        with pytest.raises(CheckpointError, match=r"weight_scale|shape"):
-            open_checkpoint(modelopt)
-
-    def test_modelopt_scales_that_float16_rounds_stay_as_they_are(self, modelopt: Path) -> None:
-        name = f"{LAYER}.weight_scale"
-        edit(modelopt, lambda tensors: tensors[name].mul_(1 + 2**-20))
-        assert torch.equal(open_checkpoint(modelopt)[f"{LAYER}.scales"], stored(modelopt)[name])
-
-
-def test_numbers_that_are_codes_are_not_taken_for_weights(tmp_path: Path) -> None:
-    plain = write_checkpoint(tmp_path / "plain")
-    edit(plain, lambda t: t.update({f"{LAYER}.weight": torch.from_numpy(np.ones((96, 64), np.int32))}))
-    with pytest.raises(CheckpointError, match=r"up_proj.weight.*int32.*floating"):
-        materialize(plain, tmp_path / "out", "float16")

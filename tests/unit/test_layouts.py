@@ -13,9 +13,11 @@ from sits_trt.layouts import (
     pack_awq,
     pack_modelopt,
     pack_sits,
+    pack_words,
     unpack_awq,
     unpack_modelopt,
     unpack_sits,
+    unpack_words,
 )
 
 Codes = NDArray[np.uint8]
@@ -52,6 +54,20 @@ def test_b21_awq_word_with_the_sign_bit() -> None:
 def test_modelopt_byte_of_plus_three_and_minus_two() -> None:
     signed = np.array([[3], [-2]], np.int8)
     assert pack_modelopt((signed + 8).astype(np.uint8)).tolist() == [[0xE3]]
+
+
+def test_words_of_ascending_codes() -> None:
+    assert pack_words(np.arange(8, dtype=np.uint8)[None], 4).view(np.uint32).tolist() == [[0x76543210]]
+    assert pack_words(np.array([[1, 2, 3, 0xFF]], np.uint8), 8).view(np.uint32).tolist() == [[0xFF030201]]
+    assert pack_words(np.array([[9]], np.uint8), 4).tolist() == [[9]], "padded with zeros"
+
+
+@given(values=codes(1, 1), bits=st.sampled_from([4, 8]))
+@settings(max_examples=30, deadline=None)
+def test_words_come_back(values: Codes, bits: int) -> None:
+    words = pack_words(values, bits)
+    assert words.shape == (values.shape[0], -(-values.shape[1] * bits // 32))
+    np.testing.assert_array_equal(unpack_words(words, bits, values.shape[1]), values)
 
 
 def test_sits_byte_holds_the_even_column_low() -> None:

@@ -25,8 +25,8 @@ SITS = "sits"
 class QuantizedLayer:
     """One layer under its stored name, its rows in stored order.
 
-    qweight: uint8 [out, in/2], `layouts.pack_sits`. scales: [out, in/group]. zeros: uint8 [out, in/group], None for
-    the symmetric zero point 8. input_scale: [in] or None.
+    qweight: uint8, as `write_quantized` describes it. scales: [out, groups]. zeros: uint8 [out, groups], None for the
+    symmetric zero point. input_scale: [in] or None.
     """
 
     name: str
@@ -38,10 +38,11 @@ class QuantizedLayer:
 
     def codes(self) -> NDArray[np.uint8]:
         """Return unsigned codes [out, in]."""
-        return unpack_sits(self.qweight.numpy())
+        stored = self.qweight.numpy()
+        return unpack_sits(stored) if self.form.bits == 4 else stored
 
     def zero_points(self) -> NDArray[np.uint8]:
-        """Return unsigned zero points [out, in/group]."""
+        """Return unsigned zero points [out, groups]."""
         if self.zeros is None:
             return np.full(tuple(self.scales.shape), 1 << (self.form.bits - 1), np.uint8)
         return self.zeros.numpy()
