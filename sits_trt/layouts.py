@@ -110,9 +110,8 @@ def pack_mma16(codes: NDArray[np.uint8]) -> NDArray[np.uint32]:
     half, g, *columns = MMA16_SPLIT
     split = padded.reshape(blocks, half, g, pieces, *columns).transpose(0, 3, 1, 2, 4, 5, 6, 7, 8)
     ordered = split.transpose(0, 1, *(axis + 2 for axis in MMA16_AXES)).reshape(blocks, pieces, 32, 4, 8)
-    words = np.zeros(ordered.shape[:-1], np.uint32)
-    for nibble in range(8):
-        words |= ordered[..., nibble].astype(np.uint32) << np.uint32(4 * nibble)
+    octets = ordered[..., 0::2] | (ordered[..., 1::2] << 4)
+    words: NDArray[np.uint32] = octets.view("<u4")[..., 0]
     return words
 
 
