@@ -34,6 +34,7 @@ from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import check_blocks, compare, exact_match
 from sits_trt.quant import apply_scales, search_scales
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
+from sits_trt.spec import WeightFormat
 
 STEPS: dict[str, dict[str, Any]] = {
     "round to nearest": {"method": "rtn", "clip": False, "compensation": False, "scale_recover": False},
@@ -41,7 +42,11 @@ STEPS: dict[str, dict[str, Any]] = {
     "+ clip": {"compensation": False, "scale_recover": False},
     "+ compensation": {"scale_recover": False},
     "+ ScaleRecover": {},
+    "+ budget": {},
 }
+BUDGET = "+ budget"
+"""The row that spends the average bits of the others on formats mixed by sensitivity."""
+
 PROMPT_TOKENS = 64
 TABLE_NAME = "ablation.md"
 CONSOLE = Console(stderr=True, highlight=False)
@@ -103,9 +108,10 @@ class Ablation:
     def section(self, name: str) -> QuantizationSection:
         a = self.arguments
         calibration = CalibrationSection(source=a.text, blocks=a.calibration_blocks, block_tokens=a.block_tokens)
+        bits = WeightFormat(4, a.group_size, a.symmetric).bits_per_weight(a.group_size) if name == BUDGET else None
         return QuantizationSection(
-            group_size=a.group_size, symmetric=a.symmetric, calibration=calibration, **STEPS[name]
-        )  # fmt: skip
+            group_size=a.group_size, symmetric=a.symmetric, calibration=calibration, bits_per_weight=bits, **STEPS[name]
+        )
 
     def measure(self, name: str, section: QuantizationSection) -> dict[str, Any]:
         if self.reference is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sits_trt.errors import BudgetError
-from sits_trt.layer_report import LayerError, read_report
+from sits_trt.layer_report import QuantizationReport, read_report
 from sits_trt.recipe.schema import QuantizationSection
 
 _NAMED_LAYERS = 3
@@ -37,12 +37,12 @@ def check_budget(section: QuantizationSection, report_file: Path) -> None:
         worst = ", ".join(f"{layer.name} ({layer.output_error:.2g})" for layer in report.layers[:_NAMED_LAYERS])
         raise BudgetError(
             f"the quantized model loses too much: {'; '.join(beyond)}; the layers with the largest relative output "
-            f"error are {worst}: {_ways_out(section, report.layers)}; all layers are in {report_file}",
+            f"error are {worst}: {_ways_out(section, report)}; all layers are in {report_file}",
             report_file,
         )
 
 
-def _ways_out(section: QuantizationSection, layers: tuple[LayerError, ...]) -> str:
+def _ways_out(section: QuantizationSection, report: QuantizationReport) -> str:
     """Name the keys that can make the model more exact, cheapest first, as far as this recipe does not use them."""
     ways = []
     if section.method == "rtn":
@@ -52,12 +52,12 @@ def _ways_out(section: QuantizationSection, layers: tuple[LayerError, ...]) -> s
     if section.scheme != "w8a8-fp8":
         if section.symmetric:
             ways.append("symmetric=false")
-        if section.bits_per_weight is not None:
-            ways.append(f"bits_per_weight above {section.bits_per_weight:g}")
-        elif section.group_size != _SMALLEST_GROUP:
+        if section.bits_per_weight is None and section.group_size != _SMALLEST_GROUP:
             ways.append(f"group_size={section.group_size // 2 if section.group_size > 0 else _LARGEST_GROUP}")
+    if section.scheme == "w4a16":
+        ways.append(f"bits_per_weight above {section.bits_per_weight or report.bits_per_weight:.4g}")
     if section.scheme in _SAME_BITS_FLOAT_ACTIVATIONS:
         ways.append(f"scheme={_SAME_BITS_FLOAT_ACTIVATIONS[section.scheme]}")
-    if layers:
-        ways.append(f"ignore with {layers[0].name}")
+    if report.layers:
+        ways.append(f"ignore with {report.layers[0].name}")
     return f"set quantization.{', '.join(ways[:-1])} or {ways[-1]}, or raise the bound"

@@ -21,7 +21,7 @@ SMALL = (
     *("--group-size", "32", "--calibration-blocks", "2", "--evaluation-blocks", "2", "--block-tokens", "64"),
     *("--prompts", "2", "--answer-tokens", "4"),
 )
-ROWS = ("round to nearest", "AWQ", "+ clip", "+ compensation", "+ ScaleRecover")
+ROWS = ("round to nearest", "AWQ", "+ clip", "+ compensation", "+ ScaleRecover", "+ budget")
 
 
 def ablate(source: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -53,15 +53,17 @@ def test_finished_rows_are_kept_and_all_come_in_order(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in out.iterdir()) == [*[".json"] * len(ROWS), ".md"]
     assert len({json.loads(path.read_text())["scores"]["kl"] for path in out.glob("*.json")}) == len(ROWS)
 
-    # The last row is what a build with the same recipe comes to.
+    # Eight bits for few layers, or smaller groups for some, within the others' average.
+    assert 4.5 < float(cells(lines[-1])[8]) <= 4.75
+    # The last row but one is what a build with the same recipe comes to.
     calibration = CalibrationSection(blocks=2, block_tokens=64)
     section, checkpoint = QuantizationSection(group_size=32, calibration=calibration), open_checkpoint(source)
     search_scales(checkpoint, section, tmp_path / "scales", lambda *_: None)
     apply_scales(checkpoint, tmp_path / "scales", section, tmp_path / "quantized", lambda *_: None)
     blocks = read_blocks("pydoc", load_tokenizer(source), 2, 64, "evaluation")
     scores = compare_checkpoints(checkpoint, open_checkpoint(tmp_path / "quantized"), blocks, lambda *_: None)
-    assert float(cells(lines[-1])[2]) == pytest.approx(scores.kl, rel=0.05)
-    assert cells(lines[-1])[8] == "4.75"
+    assert float(cells(lines[-2])[2]) == pytest.approx(scores.kl, rel=0.05)
+    assert cells(lines[-2])[8] == "4.75"
 
 
 def test_a_row_of_other_settings_is_another_row_and_an_error_is_one_sentence(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_only_what_the_recipe_leaves_is_proposed(tmp_path: Path) -> None:
     with pytest.raises(BudgetError) as best:
         check_budget(section(max_kl=0.01, group_size=32), path)
     assert not any(way in str(best.value) for way in ("group_size", "symmetric", "method", "clip=", "compensation="))
+    assert "bits_per_weight above 4.25" in str(best.value)
     with pytest.raises(BudgetError) as plain:
         check_budget(section(max_kl=0.01, method="rtn", clip=False, compensation=False, symmetric=True), path)
     for way in ("method=awq", "clip=true", "compensation=true", "symmetric=false"):
