@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sits_trt.artifacts import QUANTIZATION_REPORT, BuildDirectory
+from sits_trt.checkpoint import open_checkpoint
 from sits_trt.layer_report import LayerError, read_report
+from sits_trt.quant.apply import storage_costs
 from sits_trt.recipe.schema import AccuracySection
 from sits_trt.sweep.accuracy import Progress, measure_accuracy
 from sits_trt.sweep.builds import describe_builds
 from sits_trt.sweep.result import Accuracy, BuildInfo
-
-_FLOAT_BITS = 16.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Evaluation:
     """A build's accuracy on the text of `section`.
 
     `bits_per_weight` is over the decoder layers' linears, scales included; `layers` has the quantized layers, worst
-    first, by their errors on the calibration text, and is empty for a build without quantized weights.
+    first, by their errors on the calibration text, and is empty where this program quantized none.
     """
 
     info: BuildInfo
@@ -53,7 +53,12 @@ def evaluate_build(build: Path, section: AccuracySection, progress: Progress) ->
     or text cannot be read.
     """
     (info,) = describe_builds([build])
-    quantized = BuildDirectory(Path(info.directory)).quantized
-    report = read_report(quantized / QUANTIZATION_REPORT) if info.quantized else None
-    bits, layers = (report.bits_per_weight, report.layers) if report else (_FLOAT_BITS, ())
-    return Evaluation(info, section, measure_accuracy(info, section, progress), bits, layers)
+    layout = BuildDirectory(Path(info.directory))
+    report = read_report(layout.quantized / QUANTIZATION_REPORT) if info.quantized else None
+    accuracy = measure_accuracy(info, section, progress)
+    if report:
+        return Evaluation(info, section, accuracy, report.bits_per_weight, report.layers)
+    # Its source may have been quantized by another program.
+    source = open_checkpoint(layout.checkpoint)
+    costs = storage_costs(source.spec, source.formats)
+    return Evaluation(info, section, accuracy, costs["bits_per_weight"], ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,17 @@ def test_an_fp16_build_has_a_perplexity_and_nothing_else(built: Path) -> None:
     shown = evaluate(built / "fp16", *SMALL)
     assert "perplexity" in shown
     assert "KL" not in shown
+
+
+def test_the_bits_of_a_source_that_was_quantized_before_are_its_own(built: Path, tmp_path: Path) -> None:
+    build = stub_build(tmp_path, "awq")
+    manifest = (build / "checkpoint" / "manifest.json").read_text()
+    shutil.rmtree(build / "checkpoint")
+    shutil.copytree(built / "int4" / "quantized", build / "checkpoint")
+    (build / "checkpoint" / "manifest.json").write_text(manifest)
+    found = json.loads(evaluate(build, *SMALL, "--json"))
+    assert 4 < found["bits_per_weight"] < 5
+    assert found["accuracy"]["kl_divergence"] is None
 
 
 def test_each_text_is_measured_once_and_stays_known(
