@@ -57,6 +57,7 @@ def build_table(result: SweepResult) -> Table:
         "change",
         "KL",
         "top-1",
+        "top-5",
         "equal answers",
         "equal tokens",
     )
@@ -69,13 +70,14 @@ def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
     row = [str(number), info.name, info.weights, info.target, runner_of(build) or MISSING]
     row.append(significant(info.weights_bytes / 1e6) if info.weights_bytes else MISSING)
     if found is None:
-        row.extend([MISSING] * 6)
+        row.extend([MISSING] * 7)
     elif info.is_reference:
-        row.extend([significant(found.perplexity), "reference", *[MISSING] * 4])
+        row.extend([significant(found.perplexity), "reference", *[MISSING] * 5])
     else:
         row.extend([significant(found.perplexity), f"{found.perplexity_increase:+.1%}"])
         row.append(_optional(found.kl_divergence, lambda v: f"{v:.4f}"))
         row.append(_optional(found.top1_agreement, lambda v: f"{v:.1%}"))
+        row.append(_optional(found.top5_agreement, lambda v: f"{v:.1%}"))
         row.append(MISSING if found.exact_prompts is None else f"{found.exact_prompts} of {found.prompts}")
         row.append(MISSING if found.exact_tokens is None else f"{found.exact_tokens:.0f} of {found.answer_tokens}")
     return (*row, build.status.value)
@@ -241,9 +243,10 @@ DEFINITIONS = (
         "fp16 checkpoint it was quantized from. It shows the cost of quantization, not the engine's own rounding.",
     ),
     (
-        "Change, KL, top-1",
+        "Change, KL, top-1, top-5",
         "Perplexity relative to fp16; mean Kullback-Leibler divergence of the build's next-token distribution from "
-        "that of fp16, in nats a token; share of tokens after which both find the same next token most likely.",
+        "that of fp16, in nats a token; share of tokens after which both find the same next token most likely; "
+        "mean share of the five that fp16 finds most likely which are among the build's five.",
     ),
     (
         "Equal answers, tokens",

@@ -55,7 +55,16 @@ def made_build(number: int, quantized: bool = True, **changes: Any) -> BuildResu
     accuracy = Accuracy(20.0, 4096)
     if quantized:
         accuracy = Accuracy(
-            20.0 * (1.01 + 0.011 * number), 4096, 20.0, 0.01 * number, 0.97 - 0.01 * number, 4, 128, 1, 77.5
+            20.0 * (1.01 + 0.011 * number),
+            4096,
+            20.0,
+            0.01 * number,
+            0.97 - 0.01 * number,
+            4,
+            128,
+            1,
+            77.5,
+            0.955 - 0.01 * number,
         )
     pace_ms = 9.0 - 0.5 * number if quantized else 10.0
     levels = [made_level(Load(concurrency=c), pace_ms * (1 + 0.15 * c)) for c in (1, 4, 16)]

@@ -15,7 +15,7 @@ from sits_trt.sweep.html import render_html
 from sits_trt.sweep.markdown import render_markdown
 from sits_trt.sweep.report import write_report
 from sits_trt.sweep.result import Accuracy, BuildResult, Status, SweepResult
-from sits_trt.sweep.tables import level_notes, significant
+from sits_trt.sweep.tables import MISSING, build_table, level_notes, significant
 from sits_trt.sweep.workload import Load
 from tests.support.sweep_results import made_build, made_level, made_result
 
@@ -137,7 +137,7 @@ def test_names_and_reasons_cannot_inject_markup(tmp_path: Path) -> None:
     assert not re.search(r"^# h", markdown, flags=re.MULTILINE)
     rows = [line for line in markdown.splitlines() if line.startswith("| 2 |")]
     assert rows
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 14 for row in rows)
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 15 for row in rows)
 
 
 def test_failed_and_unfinished_builds_stay_in_sight() -> None:
@@ -240,3 +240,12 @@ def test_a_stand_in_says_nothing_of_speed() -> None:
 )
 def test_three_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text
+
+
+def test_accuracy_columns_name_what_they_hold() -> None:
+    table = build_table(made_result([made_build(0, quantized=False), made_build(1)]))
+    heads = [name for _, name in table.columns]
+    reference, quantized = (dict(zip(heads, row, strict=True)) for row in table.rows)
+    names = ("change", "KL", "top-1", "top-5", "equal answers", "equal tokens")
+    assert [quantized[name] for name in names] == ["+2.1%", "0.0100", "96.0%", "94.5%", "1 of 4", "78 of 128"]
+    assert [reference[name] for name in names] == ["reference", *[MISSING] * 5]
