@@ -146,8 +146,8 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise SitsError(f"{directory} is there and not empty; move it away or give another --out")
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    # Nothing is resumed, so nothing of this name may be there: it would be another's.
+    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
         yield partial

@@ -30,7 +30,10 @@ CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("Qwen2", {"tie_word_embeddings": True}),
     ("Qwen3", {"head_dim": 32}),
     ("Phi3", {"rope_parameters": PARTLY}),
+    ("SmolLM3", {"no_rope_layers": [0, 1], "tie_word_embeddings": True}),
+    ("Gemma3", {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8, "sliding_window_pattern": 2}),
 )
+"""Tied and untied heads (B06), biases (B08), head_dim apart from the hidden size (B04), fused and reordered rows."""
 
 
 def decoder_of(directory: Path) -> Decoder:

@@ -11,6 +11,7 @@ import torch
 
 from sits_trt.checkpoint import convert, materialize, open_checkpoint, write_quantized
 from sits_trt.errors import CheckpointError
+from sits_trt.spec import PER_CHANNEL, WeightFormat
 from tests.support.quantized import edit_stored, quantize_tensors, stored_tensors, write_tiny_quantized
 from tests.support.tiny import write_checkpoint
 
@@ -139,6 +140,13 @@ class TestDamaged:
         edit_stored(packed, change)
         with pytest.raises(CheckpointError, match=match):
             open_checkpoint(packed)
+
+    def test_compressed_tensors_floats_with_zero_points(self, tmp_path: Path) -> None:
+        form = WeightFormat(8, PER_CHANNEL, True, "float8_e4m3")
+        convert(write_tiny_quantized(tmp_path / "q", quantize={"form": form}), "compressed-tensors", tmp_path / "ct")
+        edit_stored(tmp_path / "ct", lambda t: t.update({f"{LAYER}.weight_zero_point": torch.ones(96, 1)}))
+        with pytest.raises(CheckpointError, match=r"up_proj.weight_zero_point.*no place"):
+            open_checkpoint(tmp_path / "ct")
 
     @pytest.mark.parametrize(
         ("changes", "match"),

@@ -151,9 +151,8 @@ def read(settings: Mapping[str, Any], directory: Path, files: TensorFiles) -> Fo
         form, tensors_of_it = read_layer(name, scheme, files, directory)
         formats[name] = form
         made |= {f"{name}.{part}": tensor for part, tensor in tensors_of_it.items()}
-    hidden = {f"{name}.{part}" for name in (*packed, *floats) for part in _PARTS} | {
-        f"{name}.weight" for name in floats
-    }
+    hidden = {f"{name}.{part}" for name in packed for part in _PARTS}
+    hidden |= {f"{name}.{part}" for name in floats for part in ("weight", "weight_scale")}
     return Foreign(ViewedFiles(files, made, frozenset(hidden)), formats)
 
 
