@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = ("float16", "bfloat16", "float32")
+_CHECKED_VALUES = 1 << 22
 
 
 Progress = Callable[[int, int, str], None]
@@ -77,10 +78,15 @@ def in_dtype(name: str, tensor: Tensor, dtype: str | None) -> Tensor:
         raise CheckpointError(f"has type {str(tensor.dtype).removeprefix('torch.')}, numbers are needed", name)
     target: torch.dtype = tensor.dtype if dtype is None else getattr(torch, dtype)
     result = tensor.to(target)
-    if not torch.isfinite(result).all():
-        what = "holds values that are not finite" if not torch.isfinite(tensor).all() else f"overflows {dtype}"
+    if not all_finite(result):
+        what = "holds values that are not finite" if not all_finite(tensor) else f"overflows {dtype}"
         raise CheckpointError(f"{what}; use bfloat16 (in a recipe model.dtype) if the source is sound", name)
     return result
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether all values are finite, without temporaries of the tensor's size."""
+    return all(bool(part.isfinite().all()) for part in tensor.flatten().split(_CHECKED_VALUES))
 
 
 def refuse_same_directory(checkpoint: Checkpoint, out_dir: Path) -> None:

@@ -20,6 +20,7 @@ from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.bit_budget import read_budget, read_formats
 from sits_trt.quant.evaluate import compare_checkpoints
+from sits_trt.quant.memory import return_freed_memory
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
 from sits_trt.spec import ModelSpec, WeightFormat
@@ -53,6 +54,7 @@ def _write(
     checkpoint: Checkpoint, scales_dir: Path, section: QuantizationSection, out_dir: Path, progress: Progress
 ) -> None:
     leave_a_core()
+    return_freed_memory()
     formats = read_formats(checkpoint.spec, section, scales_dir)
     blocks = _evaluation_blocks(checkpoint, section)
     progress(0, checkpoint.spec.num_layers, "write the quantized checkpoint")

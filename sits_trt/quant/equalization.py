@@ -9,9 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sits_trt.quant.rounding import trial_error, uses_compensation
-from sits_trt.recipe.schema import QuantizationSection
-from sits_trt.spec import WeightFormat
+from sits_trt.quant.rounding import Rounder
 
 _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _COMPENSATED_RATIOS = (0.0, 0.1, 0.2, 0.3)
@@ -34,23 +32,18 @@ def channel_scales(mean_abs: Tensor, ratio: float) -> Tensor:
     return (levels / centre).clamp(1 / _LIMIT, _LIMIT)
 
 
-def search_channel_scales(
-    weight: Tensor, mean_abs: Tensor, hessian: Tensor, form: WeightFormat, section: QuantizationSection
-) -> Tensor:
-    """Return the factors [in] with the smallest output error after rounding to `form` as `section` asks.
+def search_channel_scales(weight: Tensor, mean_abs: Tensor, rounder: Rounder) -> Tensor:
+    """Return the factors [in] with the smallest output error after rounding.
 
     weight: float32 [out, in] of all layers that share the input. mean_abs: [in] mean |activation|.
-    hessian: [in, in] sum of x x^T. Floating-point codes round large and small weights alike: no factor helps them.
+    Floating-point codes round large and small weights alike: no factor helps them.
     """
-    if form.codes != "int":
+    if rounder.form.codes != "int":
         return torch.ones_like(mean_abs)
-    best, smallest = torch.ones_like(mean_abs), float("inf")
-    for ratio in _COMPENSATED_RATIOS if uses_compensation(section) else _RATIOS:
-        factors = channel_scales(mean_abs, ratio)
-        error = trial_error(weight, factors, hessian, form, section)
-        if error < smallest:
-            best, smallest = factors, error
-    return best
+    ratios = _RATIOS if rounder.feedback is None else _COMPENSATED_RATIOS
+    trials = torch.stack([channel_scales(mean_abs, ratio) for ratio in ratios])
+    errors = rounder.trial_errors(weight, trials)
+    return trials[errors.index(min(errors))]
 
 
 def fold_norm(weight: Tensor, factors: Tensor, offset: float = 0.0) -> Tensor:

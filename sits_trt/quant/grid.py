@@ -16,6 +16,7 @@ SMALLEST_SCALE = 2.0**-24
 
 _SHRINKS = 20
 _SMALLEST_SHRINK = 0.5
+_CACHED_WEIGHTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,13 @@ def fit_grid(weight: Tensor, form: WeightFormat, importance: Tensor | None) -> G
     Without `importance` each group's grid spans its values and zero. With it, [in] and not negative, the span
     is shrunk in steps to where the error, squared and weighted by importance, is smallest: clipping.
     """
+    # As many outputs at a time as stay in a core's cache over the steps.
+    parts = weight.split(max(1, _CACHED_WEIGHTS // weight.shape[1]))
+    grids = [_fit(part, form, importance) for part in parts]
+    return Grid(torch.cat([grid.scales for grid in grids]), torch.cat([grid.zeros for grid in grids]), form)
+
+
+def _fit(weight: Tensor, form: WeightFormat, importance: Tensor | None) -> Grid:
     width = form.group_width(weight.shape[1])
     grouped = weight.reshape(len(weight), -1, width)
     # Zero belongs to the range, or a group of one sign could not be represented by a zero point that is a code.
@@ -69,8 +77,8 @@ def fit_grid(weight: Tensor, form: WeightFormat, importance: Tensor | None) -> G
         largest = 2**form.bits - 1
         scales = to_stored_scale((high - low) * (shrink / largest))
         middle = torch.round(-low * shrink / scales)
-        for shift in (0,) if importance is None else (0, -1, 1):
-            search.consider(scales, (middle + shift).clamp(0, largest))
+        shifts = (0,) if importance is None else (0, -1, 1)
+        search.consider(scales, *((middle + shift).clamp(0, largest) for shift in shifts))
     if form.symmetric and importance is not None:
         # Whole numbers reach one further below zero: a group whose largest weight is negative can use it.
         search.consider(torch.maximum(high / above, -low / below), torch.full_like(high, zero))
@@ -92,11 +100,19 @@ class _GridSearch:
         self.grouped, self.form, self.importance = grouped, form, importance
         self.error: Tensor | None = None
 
-    def consider(self, scales: Tensor, zeros: Tensor) -> None:
+    def consider(self, scales: Tensor, *zeros: Tensor) -> None:
+        """Take what of `scales` with each of `zeros` is better than all before."""
         scales = to_stored_scale(scales)
-        codes = nearest_codes_(self.grouped / scales[..., None], zeros[..., None], self.form)
-        squares = ((codes - zeros[..., None]) * scales[..., None] - self.grouped).square_()
-        error = (squares if self.importance is None else squares.mul_(self.importance)).sum(-1)
+        scaled = self.grouped / scales[..., None]
+        for own in zeros:
+            codes = nearest_codes_(scaled.clone(), own[..., None], self.form)
+            # In steps of the scale: the error is a group's sum times its scale squared.
+            squares = codes.sub_(own[..., None]).sub_(scaled).square_()
+            if self.importance is not None:
+                squares.mul_(self.importance)
+            self._take(squares.sum(-1).mul_(scales).mul_(scales), scales, own)
+
+    def _take(self, error: Tensor, scales: Tensor, zeros: Tensor) -> None:
         if self.error is None:
             self.error, self.scales, self.zeros = error, scales, zeros
             return

@@ -28,7 +28,8 @@ from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.bit_budget import decide_formats
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
-from sits_trt.quant.streams import BlockRunner, Streams, layer_tensors
+from sits_trt.quant.memory import return_freed_memory
+from sits_trt.quant.streams import BlockRunner, LayerTensors, Streams
 from sits_trt.recipe.schema import QuantizationSection
 
 Progress = Callable[[int, int, str], None]
@@ -48,13 +49,14 @@ def search_scales(
 
     `smooth_keys` makes keys fit a KV cache of integer codes; the float model stays the same.
 
-    Memory holds one layer in float32 a few times over, and two residual streams of the calibration text. An
+    Memory holds what `LayerSearch` says, and two residual streams of the calibration text. An
     `out_dir` left by a killed run of the same recipe is gone on with at the first undecided layer. Returns the
     details for the manifest. Raises QuantizationError (plan, layer) or CheckpointError (text,
     a checkpoint that is quantized already).
     """
     refuse_quantized(checkpoint)
     leave_a_core()
+    return_freed_memory()
     calibration = section.calibration
     blocks = read_blocks(
         calibration.source,
@@ -74,7 +76,7 @@ def search_scales(
         progress(streams.layer, total, f"layer {streams.layer}: search on {sum(streams.lengths)} tokens")
         index = streams.layer
         result = LayerSearch(
-            checkpoint.spec, layer_tensors(checkpoint, index), formats, section, streams, runner, smooth_keys
+            checkpoint.spec, LayerTensors(checkpoint, index), formats, section, streams, runner, smooth_keys
         ).run()  # fmt: skip
         _save_layer(out_dir, index, result)
         if streams.layer < total:

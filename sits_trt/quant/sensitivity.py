@@ -30,7 +30,7 @@ from sits_trt.models.decoder import DecoderLayer, RmsNorm, build_layer, soft_cap
 from sits_trt.ops.attention import block_attention
 from sits_trt.ops.rope import rope_table
 from sits_trt.quant.grid import decode, encode, fit_grid
-from sits_trt.quant.streams import Streams, layer_tensors
+from sits_trt.quant.streams import LayerTensors, Streams
 from sits_trt.spec import WeightFormat
 
 Progress = Callable[[int, int, str], None]
@@ -117,7 +117,7 @@ class _Layer:
 
     def __init__(self, checkpoint: Checkpoint, index: int, longest: int) -> None:
         self.spec, self.index = checkpoint.spec, index
-        self.tensors = layer_tensors(checkpoint, index)
+        self.tensors = LayerTensors(checkpoint, index)
         self.layer: DecoderLayer = build_layer(self.spec, index, self.tensors, torch.float32)
         self.table = rope_table(self.spec.layer_rope(index), self.spec.head_dim, longest)
         self.inputs: dict[str, list[Tensor]] = {part: [] for part in PARTS}

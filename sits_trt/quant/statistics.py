@@ -9,6 +9,9 @@ from sits_trt.errors import QuantizationError
 from sits_trt.ops.activation_rounding import round_activations
 from sits_trt.spec import WeightFormat
 
+_STRIPE = 256
+"""Rows of the Hessian that are added to in one product."""
+
 
 class Statistics:
     """Sums over tokens at the input x [tokens, in] of linear layers, as the quantized model computes and rounds it.
@@ -41,10 +44,18 @@ class Statistics:
             self.hessian = torch.zeros(x.shape[1], x.shape[1])
             self.wanted = torch.zeros(y.shape[1], x.shape[1])
             self.absolute = torch.zeros(x.shape[1])
-        self.hessian.addmm_(x.T, x)
+        # Of a symmetric matrix the part on and above the diagonal is enough; `finish` mirrors it.
+        for start in range(0, x.shape[1], _STRIPE):
+            self.hessian[start : start + _STRIPE, start:].addmm_(x[:, start : start + _STRIPE].T, x[:, start:])
         self.wanted.addmm_(y.T, x)
         self.absolute += absolute
         self.tokens += len(x)
+
+    def finish(self) -> None:
+        """Complete the sums; none can be added after this."""
+        for start in range(0, len(self.hessian), _STRIPE):
+            stop = start + _STRIPE
+            self.hessian[stop:, start:stop] = self.hessian[start:stop, stop:].T
 
     @property
     def mean_abs(self) -> Tensor:

@@ -86,7 +86,20 @@ class BlockRunner:
         return self.tables[rope]
 
 
-def layer_tensors(checkpoint: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """Return the tensors of decoder layer `index` by canonical name."""
-    prefix = f"model.layers.{index}."
-    return {name: checkpoint[name] for name in checkpoint if name.startswith(prefix)}
+class LayerTensors(Mapping[str, Tensor]):
+    """The tensors of decoder layer `index` by canonical name, each read when it is asked for."""
+
+    def __init__(self, checkpoint: Mapping[str, Tensor], index: int) -> None:
+        self.checkpoint = checkpoint
+        self.names = [name for name in checkpoint if name.startswith(f"model.layers.{index}.")]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.checkpoint[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

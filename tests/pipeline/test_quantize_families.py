@@ -17,11 +17,10 @@ from sits_trt.models.scoring import block_logits, compare
 from sits_trt.quant import layer_search, search, search_scales
 from sits_trt.quant.equalization import shared_by_queries
 from sits_trt.quant.evaluate import compare_checkpoints
-from sits_trt.quant.grid import Grid
 from sits_trt.quant.layer_search import LayerSearch
+from sits_trt.quant.rounding import Rounder
 from sits_trt.quant.streams import Streams
 from sits_trt.recipe.schema import CalibrationSection
-from sits_trt.spec import WeightFormat
 from tests.pipeline.test_quantize import decoder_of, quantize, quiet, section
 from tests.support.tiny import write_checkpoint
 
@@ -86,15 +85,11 @@ def test_b20_folds_alone_leave_every_family_as_it_was(
         used.append(factors)
         return factors
 
-    def same(weight: Tensor, *_: object) -> tuple[Tensor, Grid]:
-        return weight, Grid(torch.ones(len(weight), 1), torch.zeros(len(weight), 1), WeightFormat())
-
-    def keep(search: LayerSearch, name: str, codes: Tensor, grid: Grid) -> None:
-        search._keep_float(f"{name}.weight", codes)
+    def keep(search: LayerSearch, name: str, weight: Tensor, rounder: Rounder, factors: Tensor) -> None:
+        search._keep_float(f"{name}.weight", weight * factors)
 
     monkeypatch.setattr(layer_search, "search_channel_scales", some_factors)
-    monkeypatch.setattr(layer_search, "round_weight", same)
-    monkeypatch.setattr(LayerSearch, "_keep_codes", keep)
+    monkeypatch.setattr(LayerSearch, "_round", keep)
     checkpoint = open_checkpoint(source)
     search_scales(checkpoint, section(scale_recover=False), tmp_path / "scales", quiet)
     assert len(used) == 8

@@ -17,7 +17,7 @@ from sits_trt.quant.equalization import (
     shared_by_queries,
 )
 from sits_trt.quant.grid import decode
-from sits_trt.quant.rounding import round_weight, scale_inputs
+from sits_trt.quant.rounding import Rounder
 from sits_trt.recipe.schema import QuantizationSection
 from tests.support.decode import whole_logits
 from tests.support.quantized import FORMS
@@ -100,10 +100,11 @@ def test_the_search_finds_factors_that_help_where_channels_differ(compensation: 
     inputs[:, ::7] *= 30
     weight, hessian = torch.randn(32, 64, generator=generator), inputs.T @ inputs
     section = QuantizationSection(clip=False, compensation=compensation)
-    found = search_channel_scales(weight, inputs.abs().mean(0), hessian, FORMS["int4"], section)
+    rounder = Rounder(hessian, FORMS["int4"], section)
+    found = search_channel_scales(weight, inputs.abs().mean(0), rounder)
 
     def error(scale: Tensor) -> float:
-        codes, grid = round_weight(*scale_inputs(weight, hessian, scale), FORMS["int4"], section)
-        return output_error(weight - decode(codes, grid) / scale, hessian)
+        codes, grid = rounder.round(weight, scale)
+        return output_error(weight - decode(codes, grid) / scale, inputs.T @ inputs)
 
     assert error(found) < 0.7 * error(torch.ones(64))
