@@ -14,7 +14,7 @@ from torch import Tensor
 from sits_trt.artifacts import QUANTIZATION_REPORT
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, write_quantized
 from sits_trt.checkpoint.expected import linear_shapes
-from sits_trt.checkpoint.texts import read_blocks
+from sits_trt.checkpoint.texts import PYDOC, read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
@@ -56,7 +56,7 @@ def _write(
     leave_a_core()
     return_freed_memory()
     formats = read_formats(checkpoint.spec, section, scales_dir)
-    blocks = _evaluation_blocks(checkpoint, section)
+    blocks, calibrated = _evaluation_blocks(checkpoint, section)
     progress(0, checkpoint.spec.num_layers, "write the quantized checkpoint")
     write_quantized(out_dir, checkpoint, quantized_tensors(checkpoint, scales_dir), formats)
     report = storage_costs(checkpoint.spec, formats) | {"search": read_costs(scales_dir)}
@@ -69,7 +69,10 @@ def _write(
             f"the quantized model's perplexity is {agreement.perplexity} and its KL divergence {agreement.kl}, the "
             f"float model's perplexity {agreement.reference_perplexity}; one of the two is damaged"
         )
-    report["evaluation"] = agreement.to_dict() | {"seconds": round(time.monotonic() - began, 1)}
+    report["evaluation"] = agreement.to_dict() | {
+        "seconds": round(time.monotonic() - began, 1),
+        "calibrated_tokens": calibrated,
+    }
     partial = out_dir / f"{QUANTIZATION_REPORT}.partial"
     partial.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     partial.replace(out_dir / QUANTIZATION_REPORT)
@@ -101,10 +104,15 @@ def storage_costs(spec: ModelSpec, formats: dict[str, WeightFormat]) -> dict[str
     }
 
 
-def _evaluation_blocks(checkpoint: Checkpoint, section: QuantizationSection) -> list[list[int]]:
+def _evaluation_blocks(checkpoint: Checkpoint, section: QuantizationSection) -> tuple[list[list[int]], int]:
+    """Return the blocks to measure on, and how many of their tokens the search has seen: a short file is used twice."""
     calibration = section.calibration
     tokens = min(calibration.block_tokens, checkpoint.spec.max_positions)
     tokenizer = load_tokenizer(checkpoint.directory)
     blocks = read_blocks(calibration.source, tokenizer, _REPORT_BLOCKS, tokens, "evaluation")
     check_blocks(blocks)
-    return blocks
+    if calibration.source == PYDOC:
+        return blocks, 0
+    searched = read_blocks(calibration.source, tokenizer, calibration.blocks, tokens, "calibration")
+    both = read_blocks(calibration.source, tokenizer, calibration.blocks + _REPORT_BLOCKS, tokens, "calibration")
+    return blocks, max(0, sum(map(len, searched)) + sum(map(len, blocks)) - sum(map(len, both)))

@@ -300,9 +300,23 @@ def test_b17_short_and_ragged_calibration_texts_do(tiny: Path, tmp_path: Path, c
     quantize(tiny, section(calibration=calibration), tmp_path)
     report = json.loads((tmp_path / "quantized" / "report.json").read_text())
     assert report["search"]["calibration_tokens"] == characters
+    assert report["evaluation"]["calibrated_tokens"] == characters, "the text is too short for both"
     quantized, source = (open_checkpoint(place) for place in (tmp_path / "quantized", tiny))
     other_text = [[(7 * i + 3) % 97 for i in range(60)]]
     assert compare(decoder_of(source), decoder_of(quantized), other_text).kl < 0.3
+
+
+@pytest.mark.parametrize(("characters", "seen_twice"), [(80 * 10, 0), (80 * 9 - 7, 80 + 7), (80 * 2 + 5, 80 * 2)])
+def test_b17_the_report_says_what_of_its_text_the_search_has_seen(
+    tiny: Path, tmp_path: Path, characters: int, seen_twice: int
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(0x21 + i * i % 90) for i in range(characters)))
+    calibration = CalibrationSection(source=str(text), blocks=2, block_tokens=80)
+    quantize(tiny, section(calibration=calibration, method="rtn"), tmp_path)
+    evaluation = json.loads((tmp_path / "quantized" / "report.json").read_text())["evaluation"]
+    assert evaluation["positions"] == min(characters, 80 * 8)
+    assert evaluation["calibrated_tokens"] == seen_twice
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
