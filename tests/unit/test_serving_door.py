@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import resource
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +19,7 @@ import pytest
 
 from sits_trt.serving.bodies import door as door_module
 from sits_trt.serving.bodies.door import Call, Caller, CallFailed, Door
+from sits_trt.serving.bodies.frames import read_frame
 from sits_trt.serving.bodies.reply import Sink
 from tests.support.server import wait_for
 
@@ -147,16 +152,135 @@ def test_one_who_never_speaks_or_breaks_off_harms_nobody(
     assert not kitchen.calls
 
 
-def test_one_who_does_not_read_is_given_up(
+def test_one_who_does_not_read_holds_up_nobody_and_is_given_up(
     tmp_path: Path, kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(door_module, "PATIENCE_S", 1)
     door = Door(tmp_path / "door", kitchen.take)
     caller = Caller(tmp_path / "door", call())
     _, sink = kitchen.next()
-    with pytest.raises(BlockingIOError):
-        sink.send({"ids": np.zeros((1, 10_000_000))}, final=False)
+    began = time.monotonic()
+    for value in range(5):
+        sink.send({"ids": np.full((1, 200_000), value)}, final=False)
+    assert time.monotonic() - began < 0.5
+    assert not sink.is_cancelled()
+    wait_for(sink.is_cancelled, "given up")
+    with pytest.raises(BrokenPipeError):
+        sink.send(ids(1), final=True)
+    sink.fail("for nobody", "INTERNAL")
     caller.leave()
+    door.close()
+
+
+def test_one_who_reads_late_gets_all_of_it_in_order(path: Path, kitchen: Kitchen) -> None:
+    answers = Caller(path, call()).answers()
+    _, sink = kitchen.next()
+    for value in range(20):
+        sink.send({"ids": np.full((1, 50_000), value)}, final=value == 19)
+    assert [(set(found["ids"][0].tolist()), final) for found, final in answers] == [({v}, v == 19) for v in range(20)]
+
+
+GOOD = {"request_id": "", "wanted": [], "timeout_us": 0, "tensors": []}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\xff", b"[", b"[" * 100_000, b"null", [], {}, {**GOOD, "tensors": 3}, {**GOOD, "request_id": 1},
+        {**GOOD, "wanted": None}, {**GOOD, "wanted": [1]}, {**GOOD, "timeout_us": "x"}, {"tensors": []},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_one_who_sends_no_request_is_told_and_shown_out(head: Any, path: Path, kitchen: Kitchen) -> None:
+    written = head if isinstance(head, bytes) else json.dumps(head).encode()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(path))
+        connection.sendall(len(written).to_bytes(4, "little") + written)
+        frame = read_frame(connection)
+        assert frame is not None
+        assert frame[0].pop("error").startswith("this is no request: ")
+        assert frame == ({"final": True, "code": "INVALID_ARG"}, {})
+        assert connection.recv(1) == b""
+    assert not kitchen.calls
+
+
+def test_one_who_sends_byte_by_byte_is_shown_out(
+    tmp_path: Path, kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(door_module, "PATIENCE_S", 1)
+    door = Door(tmp_path / "door", kitchen.take)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(tmp_path / "door"))
+        slow.sendall((1000).to_bytes(4, "little"))
+
+        def is_out() -> bool:
+            try:
+                slow.sendall(b" ")
+            except BrokenPipeError:
+                return True
+            return False
+
+        wait_for(is_out, "the slow one shown out")
+    door.close()
+    assert not kitchen.calls
+
+
+def test_one_who_sends_more_than_a_request_counts_as_gone(path: Path, kitchen: Kitchen) -> None:
+    caller = Caller(path, call())
+    _, sink = kitchen.next()
+    caller._connection.sendall(b"and then")
+    wait_for(sink.is_cancelled, "cancelled")
+
+
+def test_the_door_stays_open_where_files_or_threads_run_out(
+    path: Path, kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may have 1024 files and a bounded number of threads; both come back."""
+    first = Caller(path, call()).answers()
+    _, sink = kitchen.next()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as waiting:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.fileno() + 1, hard))
+        try:
+            waiting.connect(str(path))
+            time.sleep(0.3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    start = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "sits-caller":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with socket.socket(socket.AF_UNIX) as turned_away:
+        turned_away.connect(str(path))
+        assert turned_away.recv(1) == b""
+    monkeypatch.undo()
+    sink.send(ids(1), final=True)
+    assert len(list(first)) == 1
+    second = Caller(path, call()).answers()
+    kitchen.next()[1].send(ids(2), final=True)
+    assert [found["ids"].item() for found, _ in second] == [2]
+
+
+def test_more_callers_than_are_read_at_once_wait_their_turn(
+    tmp_path: Path, kitchen: Kitchen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "PATIENCE_S", 1)
+    monkeypatch.setattr(door_module, "MAX_READ_AT_ONCE", 2)
+    door = Door(tmp_path / "door", kitchen.take)
+    before = threading.active_count()
+    with contextlib.ExitStack() as silent:
+        for _ in range(5):
+            silent.enter_context(socket.socket(socket.AF_UNIX)).connect(str(tmp_path / "door"))
+        answers = Caller(tmp_path / "door", call(3)).answers()
+        assert threading.active_count() <= before + 2
+        wait_for(lambda: bool(kitchen.calls), "a call")
+    kitchen.next()[1].send(ids(4), final=True)
+    assert [found["ids"].item() for found, _ in answers] == [4]
     door.close()
 
 

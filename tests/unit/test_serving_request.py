@@ -97,7 +97,21 @@ def test_padding_behind_the_prompt_is_left_out() -> None:
     with pytest.raises(RequestError, match="input_lengths is 3, but input_ids has 2 tokens"):
         read(input_lengths=3)
     with pytest.raises(RequestError, match="input_ids and input_lengths are needed"):
-        read_request({"input_lengths": np.array([1])}, "", {}, 0, Words(), Defaults(True, 0))
+        read_request({"input_lengths": np.array([1], np.int32)}, "", {}, 0, Words(), Defaults(True, 0))
+
+
+@pytest.mark.parametrize("number", [3.5, float("nan"), True, b"8", 1j, np.int64(8)])
+def test_a_number_of_another_type_is_refused(number: Any) -> None:
+    """It would be found in the middle of a step, which all share: Triton checks types, the other door does not."""
+    given = arrays() | {"request_output_len": np.array([[number]], object if isinstance(number, bytes) else None)}
+    with pytest.raises(RequestError, match=r"input 'request_output_len' has the type .*; send INT32"):
+        read_request(given, "", {}, 0, Words(), Defaults(True, 0))
+
+
+def test_an_input_that_is_not_declared_is_refused() -> None:
+    given = arrays() | {"temprature": np.array([[0.5]], np.float32)}
+    with pytest.raises(RequestError, match=r"no input 'temprature' \(did you mean temperature"):
+        read_request(given, "", {}, 0, Words(), Defaults(True, 0))
 
 
 @pytest.mark.parametrize(

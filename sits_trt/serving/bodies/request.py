@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from sits_trt import wire
 from sits_trt.errors import RequestError, did_you_mean
 from sits_trt.runtime.request import Request, SamplingParams
 from sits_trt.serving.bodies.tensors import Arrays, one, texts, word_ids
+
+_TYPES = {
+    "BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32,
+    "STRING": np.object_,
+}  # fmt: skip
 
 KNOWN_PARAMETERS = ("id", "timeout", "sequence_id", "sequence_start", "sequence_end")
 """Request parameters that the server or its HTTP front end sets by itself, and `timeout`, which is obeyed."""
@@ -57,6 +64,7 @@ def read_request(
     Answers are greedy unless a temperature, top_k or top_p is given; temperature is 1 where only the others are.
     Raises RequestError for values of the wrong form, and for anything unsupported that would change the answer.
     """
+    refuse_undeclared(arrays, wire.EXECUTOR_INPUTS)
     refuse_unsupported(arrays, wire.EXECUTOR_INPUTS)
     refuse_unknown(parameters)
     streaming = bool(one(arrays, "streaming"))
@@ -78,6 +86,19 @@ def read_request(
         input_count=bool(one(arrays, "return_num_input_tokens")),
         output_count=bool(one(arrays, "return_num_output_tokens")),
     )
+
+
+def refuse_undeclared(arrays: Arrays, declared: Sequence[wire.Tensor]) -> None:
+    """Raise RequestError for an input that the model does not have, or has as another type.
+
+    Triton sees to it for those that come through it.
+    """
+    types = {tensor.name: tensor.dtype for tensor in declared}
+    for name, array in arrays.items():
+        if name not in types:
+            raise RequestError(f"there is no input '{name}'{did_you_mean(name, list(types))}")
+        if array.dtype != _TYPES[types[name]]:
+            raise RequestError(f"input '{name}' has the type {array.dtype}; send {types[name]}")
 
 
 def refuse_unsupported(arrays: Arrays, declared: Sequence[wire.Tensor]) -> None:
