@@ -131,6 +131,9 @@ def _parts(name: str, stored: str, shape: Shape, spec: ModelSpec, family: Family
         names = [f"{match[1]}{piece}" for piece in pieces]
         if any(piece not in linears for piece in names):
             break
+        if match[2] == ".input_scale":  # it multiplies the inputs, which the parts share
+            yield from ((f"{piece}{match[2]}", Place(stored, shape)) for piece in names)
+            return
         rows = [linears[piece][0][0] for piece in names]
         if sum(rows) != shape[0]:
             raise CheckpointError(f"has {shape[0]} rows, config.json needs {' + '.join(map(str, rows))}", stored)
