@@ -14,7 +14,7 @@ from sits_trt.spec import WeightFormat
 SMALLEST_SCALE = 2.0**-24
 """The smallest positive float16: a scale must not become zero when it is stored."""
 
-_SHRINKS = 20
+_SHRINKS = 12
 _SMALLEST_SHRINK = 0.5
 _CACHED_WEIGHTS = 1 << 17
 

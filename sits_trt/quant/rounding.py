@@ -27,8 +27,8 @@ _DAMPING = 0.01
 _DRIFT_DAMPING = 0.3
 """The same for the drift correction: it has many free numbers, and must not fit the noise of a short text."""
 
-_REFINEMENTS = 2
-"""Rounds of refitting scales and re-choosing codes after the elimination; more change little."""
+_REFINEMENTS, _SWEEPS = 2, 2
+"""Rounds of refitting scales after the elimination, and sweeps over the codes in each; more change little."""
 
 _TRIAL_ROWS = 256
 """Outputs that factors are tried on under compensation: outputs are independent, and a sample is enough."""
@@ -95,7 +95,8 @@ class Rounder:
         codes = eliminate(weight, self.feedback, grid, factors)
         for _ in range(_REFINEMENTS):
             grid = refit_scales(weight, self.hessian, codes, grid, factors)
-            codes = descend(weight, self.hessian, codes, grid, factors)
+            for _ in range(_SWEEPS):
+                codes = descend(weight, self.hessian, codes, grid, factors)
         return codes, grid
 
     def trial_errors(self, weight: Tensor, trials: Tensor) -> list[float]:
