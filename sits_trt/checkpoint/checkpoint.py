@@ -14,6 +14,7 @@ from sits_trt.checkpoint.gguf_file import GgufFile
 from sits_trt.checkpoint.gguf_model import GgufModel
 from sits_trt.checkpoint.names import canonical_formats, places
 from sits_trt.checkpoint.quantized import QUANT_NAME, read_formats
+from sits_trt.checkpoint.quantized_parts import PARTS, check_part
 from sits_trt.checkpoint.safetensors_files import SafetensorsFiles, read_json, weight_files
 from sits_trt.checkpoint.source import find_source, source_digest
 from sits_trt.checkpoint.text_part import TensorFiles, text_part
@@ -56,7 +57,11 @@ class Checkpoint(Mapping[str, "Tensor"]):
 
     def __getitem__(self, name: str) -> Tensor:
         place = self._places[name]
-        return place.cut(self._files.read(place.stored))
+        tensor = place.cut(self._files.read(place.stored))
+        layer, _, kind = name.rpartition(".")
+        if layer in self.formats and kind in PARTS:
+            check_part(name, tensor, self.formats[layer])
+        return tensor
 
     def __contains__(self, name: object) -> bool:
         return name in self._places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class Reader:
         value = self.value(key)
         if value is None and if_null is not None:
             return if_null
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
             raise CheckpointError(f"config key '{key}' must be a positive number, found {value!r}")
         return float(value)
 

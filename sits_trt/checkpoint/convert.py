@@ -24,6 +24,7 @@ from sits_trt.checkpoint.materialize import DTYPES, Progress, converted, in_dtyp
 from sits_trt.checkpoint.names import stored_parts, to_stored
 from sits_trt.checkpoint.quantized import write_quantized
 from sits_trt.checkpoint.shard_writer import ShardWriter
+from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.errors import CheckpointError, did_you_mean
 from sits_trt.spec import ModelSpec
 
@@ -68,6 +69,8 @@ def convert(
             write_quantized(partial, checkpoint, tensors, checkpoint.formats, dtype)
         else:
             _write(checkpoint, QUANTIZED.get(target), partial, dtype, progress)
+        # A damaged one is a result that nothing can use.
+        load_tokenizer(partial)
     return {
         "format": target,
         "directory": str(out_dir),

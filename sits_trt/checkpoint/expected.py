@@ -76,6 +76,12 @@ def optional_tensors(spec: ModelSpec, formats: Mapping[str, WeightFormat]) -> di
 
 def check_tensors(found: Mapping[str, Shape], spec: ModelSpec, formats: Mapping[str, WeightFormat], where: str) -> None:
     """Raise CheckpointError unless `found` holds every tensor of the model in its shape, and no other."""
+    linears = linear_shapes(spec)
+    if strangers := [name for name in formats if name not in linears]:
+        raise CheckpointError(
+            f"described as a quantized layer of {where}{_and_more(strangers)}, but the model has no such linear layer",
+            strangers[0],
+        )
     needed = expected_tensors(spec, formats)
     missing = [name for name in needed if name not in found]
     if missing:

@@ -22,6 +22,7 @@ QUANT_NAME = "sits_quant.json"
 SCHEMA_VERSION = 2
 """2 added the kind of codes and the rounding of activations; files of version 1 hold INT4 only and are read."""
 
+_ANY_FORMAT = WeightFormat()
 _VERSION_1 = {"bits", "group_size", "symmetric"}
 
 
@@ -90,6 +91,9 @@ def read_formats(directory: Path) -> dict[str, WeightFormat]:
     for name, described in data["formats"].items():
         if not isinstance(described, dict) or set(described) != known:
             raise CheckpointError(f"{path} describes '{name}' with other fields than {', '.join(sorted(known))}")
+        kinds = {field: type(getattr(_ANY_FORMAT, field)) for field in described}
+        if wrong := [field for field, value in described.items() if type(value) is not kinds[field]]:
+            raise CheckpointError(f"{path} gives '{name}' {wrong[0]} = {described[wrong[0]]!r}; quantize again")
         form = formats[name] = WeightFormat(**described)
         if problem := form.problem():
             raise CheckpointError(f"{path} gives '{name}' {problem}; quantize again")

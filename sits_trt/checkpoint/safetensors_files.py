@@ -144,26 +144,36 @@ def _read_header(path: Path) -> Mapping[str, _Stored]:
         length = int.from_bytes(handle.read(HEADER_LENGTH_BYTES), "little")
         if length > size - HEADER_LENGTH_BYTES:
             raise CheckpointError(f"{path} is cut short or no safetensors file; download the checkpoint again")
+        start = HEADER_LENGTH_BYTES + length
         try:
-            header: dict[str, Any] = json.loads(handle.read(length))
+            header: dict[str, Any] = json.loads(handle.read(length), object_pairs_hook=_without_repeats)
             header.pop("__metadata__", None)
-            start = HEADER_LENGTH_BYTES + length
-            found = {
-                name: _Stored(
-                    path,
-                    str(entry["dtype"]),
-                    tuple(entry["shape"]),
-                    start + entry["data_offsets"][0],
-                    entry["data_offsets"][1] - entry["data_offsets"][0],
-                )
-                for name, entry in header.items()
-            }
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError, LookupError, TypeError):
+            found = {name: _stored(path, start, entry) for name, entry in header.items()}
+        except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
             raise CheckpointError(f"{path} is no safetensors file; download the checkpoint again") from None
-    for name, stored in found.items():
-        if stored.dtype in _ITEM_BYTES and prod(stored.shape) * _ITEM_BYTES[stored.dtype] != stored.size:
-            raise CheckpointError(f"{path} is damaged: shape and size disagree; download the checkpoint again", name)
-    end = max((stored.first + stored.size for stored in found.values()), default=start)
+    # The format allows neither gaps nor overlaps: two tensors in one place would both look sound.
+    end = start
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].first, item[1].size)):
+        wrong_size = stored.dtype in _ITEM_BYTES and prod(stored.shape) * _ITEM_BYTES[stored.dtype] != stored.size
+        if stored.first != end or stored.size < 0 or wrong_size:
+            raise CheckpointError(f"{path} is damaged: shape and place disagree; download the checkpoint again", name)
+        end += stored.size
     if size != end:
         raise CheckpointError(f"{path} has {size} bytes where its header promises {end}; download the checkpoint again")
+    return found
+
+
+def _stored(path: Path, start: int, entry: Any) -> _Stored:
+    """Return one entry of a header. Raises ValueError, LookupError or TypeError for what is none."""
+    dtype, shape, (first, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = (*shape, first, end)
+    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("not an entry of a safetensors header")
+    return _Stored(path, dtype, tuple(shape), start + first, end - first)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
     return found

@@ -172,6 +172,8 @@ class TestUnknown:
         ("num_attention_heads", True),
         ("vocab_size", 97.0),
         ("rms_norm_eps", "1e-6"),
+        ("rms_norm_eps", float("inf")),
+        ("rope_theta", 10**400),
         ("tie_word_embeddings", "yes"),
         ("attention_bias", 1),
         ("head_dim", 15),

@@ -22,6 +22,11 @@ from tests.support.tiny import tiny_tensors, write_checkpoint
 SHARD_BYTES = 50_000
 
 
+def entry(name: str = "x", dtype: Any = "F32", shape: Any = (8,), offsets: Any = (0, 32)) -> bytes:
+    """Return a header of one tensor."""
+    return json.dumps({name: {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).encode()
+
+
 @pytest.fixture
 def single(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "single")
@@ -119,6 +124,9 @@ class TestB12Incomplete:
         "header",
         [
             *(b"[]", b'{"x": 1}', b'{"x": {"dtype": "F32"}}', b"\xff\xfe"),
+            *(entry(shape="8"), entry(shape=[8.0]), entry(shape=[None]), entry(shape=[True]), entry(shape=[-2, -4])),
+            *(entry(offsets=[0.0, 32.0]), entry(offsets=["0", "32"]), entry(offsets=[0]), entry(offsets=[-32, 0])),
+            *(entry(dtype=None), entry(dtype=[]), entry()[:-1] + b", " + entry()[1:]),
             pytest.param(b"[" * 100_000, id="deep"),
         ],
     )
@@ -127,10 +135,15 @@ class TestB12Incomplete:
         with pytest.raises(CheckpointError, match="no safetensors file"):
             open_checkpoint(single)
 
-    def test_a_number_type_that_is_no_name(self, single: Path) -> None:
-        header = b'{"x": {"dtype": [], "shape": [1], "data_offsets": [0, 4]}}'
-        (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-        with pytest.raises(CheckpointError, match="'x'"):
+    @pytest.mark.parametrize(
+        "places", [([0, 32], [0, 32]), ([0, 32], [16, 48]), ([8, 40], [40, 72]), ([0, 32], [40, 72])]
+    )
+    def test_tensors_that_overlap_or_leave_gaps(self, single: Path, places: tuple[list[int], list[int]]) -> None:
+        """Each alone looks sound, and one would be read for the other."""
+        header = entry("x", offsets=places[0])[:-1] + b", " + entry("y", offsets=places[1])[1:]
+        data = bytes(max(places[1]))
+        (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + data)
+        with pytest.raises(CheckpointError, match=r"'[xy]'.*shape and place disagree"):
             open_checkpoint(single)
 
     @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -148,7 +161,7 @@ class TestB12Incomplete:
     def test_a_shape_that_does_not_fit_its_bytes(self, single: Path) -> None:
         header = b'{"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
         (single / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-        with pytest.raises(CheckpointError, match=r"'x'.*shape and size disagree"):
+        with pytest.raises(CheckpointError, match=r"'x'.*shape and place disagree"):
             open_checkpoint(single)
 
     @pytest.mark.parametrize("keep", [0, 5, 300, -100])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,19 @@ class TestDamaged:
             (scheme(inputs={"num_bits": 8}), "input_activations"),
             (scheme(["model.layers.0.mlp.up_proj"]), "no group"),
             (scheme(["re:("]), "no group"),
+            (scheme("Linear"), "config_groups"),
+            (scheme(3), "config_groups"),
+            (scheme(num_bits=4.0), "num_bits': 4.0"),
+            (scheme(actorder="dynamic"), "actorder"),
+            (scheme(symmetric=True), "weight_zero_point.*symmetric"),
+            (
+                {
+                    "config_groups": {
+                        "g": {**scheme()["config_groups"]["group_0"], "output_activations": {"num_bits": 8}}
+                    }
+                },
+                "output",
+            ),
         ],
     )
     def test_compressed_tensors_settings(self, packed: Path, changes: dict[str, Any], match: str) -> None:
@@ -129,6 +144,7 @@ class TestDamaged:
         [
             (lambda t: t.pop(f"{LAYER}.weight_shape"), "weight_shape"),
             (lambda t: t.pop(f"{LAYER}.weight_scale"), "weight_scale"),
+            (lambda t: t.pop(f"{LAYER}.weight_zero_point"), r"weight_zero_point.*nothing.*need \[12, 2\]"),
             (lambda t: t[f"{LAYER}.weight_shape"].fill_(7), r"weight_shape.*\[7, 7\].*\[96, 64\]"),
             (lambda t: t.update({f"{LAYER}.weight_zero_point": torch.zeros(96, 2, dtype=torch.int32)}), r"\[12, 2\]"),
             (lambda t: t.update({f"{LAYER}.weight_scale": torch.ones(96, 7)}), "weight_scale"),
@@ -190,3 +206,76 @@ def test_codes_are_not_taken_for_numbers(dtype: torch.dtype, tmp_path: Path) -> 
     edit_stored(tmp_path / "awq", lambda t: t.update({"model.norm.weight": torch.ones(64).to(dtype)}))
     with pytest.raises(CheckpointError, match=r"model.norm.weight.*numbers are needed"):
         materialize(tmp_path / "awq", tmp_path / "out", "float16")
+
+
+FP8 = WeightFormat(8, PER_CHANNEL, True, "float8_e4m3")
+
+DAMAGED_PARTS: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor], str], ...] = (
+    ("autoawq", "scales", lambda t: t.to(torch.int32), "type int32"),
+    ("autoawq", "scales", lambda t: t.to(torch.float8_e4m3fn), "type float8_e4m3fn"),
+    ("autoawq", "scales", lambda t: t.fill_(math.nan), "not finite"),
+    ("modelopt", "weight_scale", lambda t: t.to(torch.int32), "type int32"),
+    ("modelopt", "weight_scale", lambda t: t.fill_(math.inf), "not finite"),
+    ("compressed-tensors", "weight_scale", lambda t: t.to(torch.uint8), "type uint8"),
+    ("compressed-tensors", "weight_scale", lambda t: t.fill_(math.nan), "not finite"),
+    ("float", "weight_scale", lambda t: t.fill_(-math.inf), "not finite"),
+    ("float", "weight", lambda t: t.fill_(math.nan), "no numbers"),
+    ("sits", "qweight", lambda t: t.int(), "type int32"),
+    ("sits", "qweight", lambda t: t.half(), "type float16"),
+    ("sits", "scales", lambda t: t.fill_(math.nan), "not finite"),
+    ("sits", "scales", lambda t: t.int(), "type int32"),
+    ("sits", "zeros", lambda t: t.fill_(16), "zero point 16"),
+    ("sits", "zeros", lambda t: t.half(), "type float16"),
+    ("sits", "input_scale", lambda t: t.fill_(math.nan), "not finite"),
+)
+
+
+@pytest.mark.parametrize(("kind", "part", "change", "match"), DAMAGED_PARTS)
+@pytest.mark.parametrize("to", ["hf", "sits", "compressed-tensors"])
+def test_a_damaged_part_of_a_layer_reaches_no_other_format(
+    kind: str, part: str, change: Callable[[torch.Tensor], torch.Tensor], match: str, to: str, tmp_path: Path
+) -> None:
+    """A scale that is no number, a code of another type or a zero point beyond its bits means something else there."""
+    ours: dict[str, Any] = {"form": FP8} if kind == "float" else {"symmetric": kind == "modelopt"}
+    place = write_tiny_quantized(tmp_path / "q", quantize=ours | {"input_scale": part == "input_scale"})
+    if kind != "sits":
+        convert(place, "compressed-tensors" if kind == "float" else kind, tmp_path / "theirs")
+        place = tmp_path / "theirs"
+    name = f"{LAYER}.{part}"
+    edit_stored(place, lambda tensors: tensors.update({name: change(tensors[name])}))
+    if part == "input_scale" and to == "compressed-tensors":
+        match = "no input scale"
+    with pytest.raises(CheckpointError, match=match):
+        convert(place, to, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes", "match"),
+    [
+        (LAYER, {"group_size": "32"}, "group_size = '32'"),
+        (LAYER, {"bits": 4.0}, "bits = 4.0"),
+        (LAYER, {"symmetric": "no"}, "symmetric = 'no'"),
+        (LAYER, {"codes": ["int"]}, "codes"),
+        ("model.layers.9.mlp.up_proj", {}, "layers.9.*no such linear layer"),
+        ("model.embed_tokens", {}, "embed_tokens.*no such linear layer"),
+    ],
+)
+def test_a_description_of_ours_that_no_layer_can_have(
+    layer: str, changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    place = write_tiny_quantized(tmp_path / "q")
+    content = json.loads((place / "sits_quant.json").read_text())
+    content["formats"][layer] = content["formats"][LAYER] | changes
+    (place / "sits_quant.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=match):
+        open_checkpoint(place)
+
+
+def test_a_tokenizer_that_cannot_be_read_ends_a_conversion(tmp_path: Path) -> None:
+    place = write_tiny_quantized(tmp_path / "q")
+    (place / "tokenizer.json").write_text("{")
+    for to in ("hf", "sits"):
+        with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+            convert(place, to, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))

@@ -161,11 +161,16 @@ def _read_packed(
 ) -> tuple[WeightFormat, dict[str, Made]]:
     weights = scheme["weights"]
     bits, strategy = weights.get("num_bits"), weights.get("strategy")
-    if weights.get("type") != "int" or bits not in (4, 8) or strategy not in ("group", "channel"):
+    if (
+        weights.get("type") != "int"
+        or type(bits) is not int
+        or bits not in (4, 8)
+        or strategy not in ("group", "channel")
+    ):
         raise _other(directory, "weights", {key: weights.get(key) for key in ("type", "num_bits", "strategy")})
     if scheme.get("input_activations"):
         raise _other(directory, "input_activations", scheme["input_activations"])
-    if weights.get("actorder") in ("group", True):
+    if weights.get("actorder") in ("group", "dynamic", True):
         raise _other(directory, "actorder", weights["actorder"])
     rows, words = matrix_shape(files, f"{name}.weight_packed")
     expect_shape(files, f"{name}.weight_shape", (2,), "two sides")
@@ -181,11 +186,15 @@ def _read_packed(
     expect_shape(files, f"{name}.weight_scale", (rows, groups), why)
     zeros = f"{name}.weight_zero_point"
     form = WeightFormat(bits, PER_CHANNEL if per_channel else width, symmetric=zeros not in files.shapes)
+    if weights.get("symmetric") is True and not form.symmetric:
+        raise CheckpointError(
+            "is there, but config.json calls the layer's weights symmetric: one of the two is wrong", zeros
+        )
     made = {
         "qweight": Made((rows, columns * bits // 8), _bytes_of(files, f"{name}.weight_packed", "int32")),
         "scales": Made((rows, groups), lambda: files.read(f"{name}.weight_scale")),
     }
-    if not form.symmetric:
+    if not form.symmetric or weights.get("symmetric") is False:
         expect_shape(files, zeros, (-(-rows * bits // 32), groups), why)
         made["zeros"] = Made((rows, groups), _zeros(files, zeros, bits, rows))
     return form, made
@@ -216,7 +225,9 @@ def _scheme_of(name: str, settings: Mapping[str, Any], directory: Path) -> Mappi
     for group in groups.values() if isinstance(groups, dict) else ():
         if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
             raise _other(directory, "config_groups", groups)
-        for target in group.get("targets") or ():
+        if not isinstance(targets := group.get("targets", []), list) or group.get("output_activations"):
+            raise _other(directory, "config_groups", groups)
+        for target in targets:
             rank = 0 if target == name else 1 if _expression_means(target, name) else 2 if target == "Linear" else None
             if rank is not None:
                 found.setdefault(rank, group)

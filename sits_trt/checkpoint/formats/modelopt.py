@@ -160,7 +160,7 @@ def _scales(files: TensorFiles, name: str) -> Callable[[], Tensor]:
     def make() -> Tensor:
         stored = files.read(name)
         half = stored.half()
-        return half if bool((half.float() == stored.float()).all()) else stored
+        return half if stored.is_floating_point() and bool((half.float() == stored.float()).all()) else stored
 
     return make
 
