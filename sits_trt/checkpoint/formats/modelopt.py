@@ -6,8 +6,9 @@
 
 Format: https://github.com/NVIDIA/Model-Optimizer, modelopt/torch/export. Where layers share an input (q, k, v; gate,
 up), an export first gives them one `pre_quant_scale`, the mean of theirs, folds it into the norm before them and rounds
-their weights anew: its logits are not those of the calibrated model, but as close to the float ones. A layer that is
-alone on its input keeps its vector: o_proj, down_proj, and matrices that hold q, k, v or gate and up in one (Phi-3).
+their weights anew: an export and the calibrated model it was made of differ about as much as either from the float
+model. A layer that is alone on its input keeps its vector: o_proj, down_proj, and matrices that hold q, k, v or gate
+and up in one (Phi-3).
 Other readers look for it in o_proj and down_proj without asking (so it is written there in any case), and pass over it
 in q, k, v, gate and up. The group size stands in hf_quant_config.json alone.
 """
