@@ -14,6 +14,7 @@ from torch import Tensor
 from sits_trt.artifacts import QUANTIZATION_REPORT
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, write_quantized
 from sits_trt.checkpoint.expected import linear_shapes
+from sits_trt.checkpoint.materialize import all_finite
 from sits_trt.checkpoint.texts import PYDOC, read_blocks
 from sits_trt.errors import QuantizationError
 from sits_trt.models.scoring import check_blocks
@@ -83,7 +84,7 @@ def quantized_tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tupl
     for name in checkpoint:
         if not name.startswith("model.layers."):
             tensor = checkpoint[name]
-            if not tensor.isfinite().all():
+            if not all_finite(tensor):
                 raise QuantizationError(f"tensor {name} holds values that are not finite; the checkpoint is damaged")
             yield name, tensor
     yield from read_layers(scales_dir, checkpoint.spec.num_layers)

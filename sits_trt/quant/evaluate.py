@@ -39,7 +39,7 @@ def compare_checkpoints(
             layer = build_layer(spec, index, LayerTensors(checkpoint, index), torch.float32, checkpoint.formats)
             for rows in streams.rows():
                 stream[rows] = runner.run(layer, stream[rows])
-        del layer
+            del layer
     norm = RmsNorm(spec.norm_offset + reference["model.norm.weight"].float(), spec.norm_eps)
     head = reference["lm_head.weight" if "lm_head.weight" in reference else "model.embed_tokens.weight"]
     sums = AgreementSums()
