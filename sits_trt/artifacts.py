@@ -146,12 +146,17 @@ def new_directory(directory: Path) -> Iterator[Path]:
     """
     if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
         raise SitsError(f"{directory} is there and not empty; move it away or give another --out")
+    # A link stays what it is, and '.' has a name.
+    place = directory.resolve()
     # Nothing is resumed, so nothing of this name may be there: it would be another's.
-    partial = directory.with_name(f"{directory.name}.{os.getpid()}.partial")
-    partial.mkdir(parents=True)
+    partial = place.with_name(f"{place.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+    except FileNotFoundError:
+        raise SitsError(f"{directory} cannot be made; give another --out") from None
     try:
         yield partial
-        replace_directory(partial, directory)
+        replace_directory(partial, place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -20,7 +20,7 @@ def check_budget(section: QuantizationSection, report_file: Path) -> None:
     `report_file` is the report.json of the quantized checkpoint; it is read only where the recipe has a bound. A value
     that is not a number is beyond every bound.
     """
-    if section.max_kl is None and section.max_perplexity_increase is None:
+    if not section.has_bound:
         return
     report = read_report(report_file)
     kl, perplexity, reference = (report.scores[key] for key in ("kl", "perplexity", "reference_perplexity"))

@@ -193,7 +193,9 @@ def show_evaluation(console: Console, found: Evaluation, layers: int) -> None:
     console.print(f"{info.name}: {info.weights}, {found.bits_per_weight:.2f} bits a weight", markup=False)
     text = f"text {section.text}: {accuracy.tokens} tokens in blocks of {section.block_tokens}"
     console.print(text, markup=False, soft_wrap=True)
-    table = Table("", "unquantized", "this build", box=None, pad_edge=False)
+    table = Table(
+        "", "as in the source" if info.source_quantized else "unquantized", "this build", box=None, pad_edge=False
+    )
     if accuracy.reference_perplexity is None:
         table = Table("", "this build", box=None, pad_edge=False)
         table.add_row("perplexity", f"{accuracy.perplexity:.3f}")

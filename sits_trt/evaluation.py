@@ -30,6 +30,11 @@ class Evaluation:
     bits_per_weight: float
     layers: tuple[LayerError, ...]
 
+    @property
+    def _perplexity_increase(self) -> float | None:
+        unknown = self.info.source_quantized and self.accuracy.reference_perplexity is None
+        return None if unknown else self.accuracy.perplexity_increase
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data, for `sits-trt eval --json`."""
         info = self.info
@@ -41,7 +46,8 @@ class Evaluation:
             "kv_dtype": info.kv_dtype,
             "settings": self.section.model_dump(mode="json"),
             "bits_per_weight": self.bits_per_weight,
-            "accuracy": asdict(self.accuracy) | {"perplexity_increase": self.accuracy.perplexity_increase},
+            "source_quantized": info.source_quantized,
+            "accuracy": asdict(self.accuracy) | {"perplexity_increase": self._perplexity_increase},
             "layers": [asdict(layer) for layer in self.layers],
         }
 

@@ -37,9 +37,11 @@ def read_report(path: Path) -> QuantizationReport:
     """Read a quantized checkpoint's report.json. Raises SitsError when it is missing or damaged."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return QuantizationReport(
-            float(data["bits_per_weight"]), dict(data["evaluation"]), _worst_first(data["search"]["layers"])
-        )
+        scores = dict(data["evaluation"])
+        needed = [float(scores[key]) for key in ("kl", "perplexity", "reference_perplexity")]
+        if needed[-1] <= 0:
+            raise ValueError(f"a perplexity of {needed[-1]:g}")
+        return QuantizationReport(float(data["bits_per_weight"]), scores, _worst_first(data["search"]["layers"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         what = f"{type(error).__name__}: {error}"
         raise SitsError(

@@ -31,7 +31,7 @@ from sits_trt.planning import check_kv_cache, plan_limits
 from sits_trt.recipe.schema import Recipe
 from sits_trt.recipe.schemes import possible_formats
 from sits_trt.recipe.skus import Sku, find_sku
-from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
+from sits_trt.spec import PER_CHANNEL, ModelSpec, TileSpec, WeightFormat
 
 Progress = Callable[[int, int, str], None]
 Reporter = Callable[[str], AbstractContextManager[Progress]]
@@ -149,17 +149,25 @@ class BuildLine:
     def _formats(self) -> list[WeightFormat]:
         """Return the formats of quantized weights in this build: the recipe's, or those that the source came with.
 
-        Raises RecipeError when the source's have no kernels for the backend; a recipe that asks for such is refused.
+        Raises RecipeError when the source's have no kernels for the backend, or the recipe bounds what they lose; a
+        recipe that asks for such is refused.
         """
         if self.recipe.quantization.scheme != "none":
             return possible_formats(self.recipe.quantization)
         details = read_manifest(self.layout.checkpoint, "checkpoint").details
         found = [WeightFormat(**form) for form in details.get("formats", [])]
         backend = self.recipe.engine.backend
+        if found and self.recipe.quantization.has_bound:
+            raise RecipeError(
+                "the source is quantized already, and there is no float model to hold max_kl or "
+                "max_perplexity_increase against; take them out",
+                "quantization",
+            )
         for form in found:
             if backend != "eager" and form not in _INT4:
+                groups = "per channel" if form.group_size == PER_CHANNEL else f"in groups of {form.group_size}"
                 raise RecipeError(
-                    f"the source has {form.bits}-bit weights in groups of {form.group_size}, engine.backend {backend} "
+                    f"the source has {form.bits}-bit weights {groups}, engine.backend {backend} "
                     "computes INT4 in groups of 32, 64 and 128; set engine.backend=eager",
                     "model.source",
                 )

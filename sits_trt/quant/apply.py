@@ -16,7 +16,7 @@ from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, wri
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.checkpoint.materialize import all_finite
 from sits_trt.checkpoint.texts import PYDOC, read_blocks
-from sits_trt.errors import QuantizationError
+from sits_trt.errors import QuantizationError, SitsError
 from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
 from sits_trt.quant.bit_budget import read_budget, read_formats
@@ -42,13 +42,23 @@ def apply_scales(
     `scales_dir` is the finished search (`search_scales`) of the same checkpoint and section. The report has the
     error of each layer, bits per weight, and perplexity, KL and agreement against the float model on some blocks
     of the evaluation part of the calibration source. It is written last: an `out_dir` that has it, left by a run of
-    the same recipe, is whole. Raises QuantizationError where a score is not finite.
+    the same recipe, is whole unless it has been damaged since. Raises QuantizationError where a score is not finite.
     """
     path = out_dir / QUANTIZATION_REPORT
-    if not path.is_file():
+    if not _is_whole(out_dir):
+        path.unlink(missing_ok=True)
         _write(checkpoint, scales_dir, section, out_dir, progress)
     report = json.loads(path.read_text(encoding="utf-8"))
     return {key: report[key] for key in ("bits_per_weight", "evaluation")}
+
+
+def _is_whole(out_dir: Path) -> bool:
+    """Return whether `out_dir` holds a report that can be read, and a quantized checkpoint."""
+    try:
+        report = json.loads((out_dir / QUANTIZATION_REPORT).read_text(encoding="utf-8"))
+        return {"bits_per_weight", "evaluation", "search"} <= set(report) and bool(open_checkpoint(out_dir).formats)
+    except (SitsError, FileNotFoundError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _write(

@@ -37,6 +37,8 @@ class CalibrationSection(Section):
     """Tokens in a block. Longer texts are cut into blocks, shorter ones are joined."""
 
 
+_UNQUANTIZED_BITS = 16
+
 BudgetFormat = Literal["int4-g128", "int4-g64", "int4-g32", "int8", "float16"]
 
 
@@ -78,6 +80,11 @@ class QuantizationSection(Section):
     max_perplexity_increase: PositiveFloat | None = None
     """Largest relative increase of the perplexity: 0.05 allows 5 % more than the float model's."""
 
+    @property
+    def has_bound(self) -> bool:
+        """Whether a build may fail for what its weights lose."""
+        return self.max_kl is not None or self.max_perplexity_increase is not None
+
     def decisive(self) -> dict[str, Any]:
         """Return, as JSON, what decides the weights: all but the bounds, which only judge them."""
         return self.model_dump(mode="json", exclude={"max_kl", "max_perplexity_increase"})
@@ -92,6 +99,11 @@ class QuantizationSection(Section):
     def a_budget_that_can_be_spent(self) -> Self:
         if self.bits_per_weight is not None and self.scheme != "w4a16":
             raise ValueError(f"bits_per_weight is for scheme w4a16, not {self.scheme}; take one of the two out")
+        if self.bits_per_weight is not None and self.bits_per_weight >= _UNQUANTIZED_BITS:
+            raise ValueError(
+                f"bits_per_weight {self.bits_per_weight:g} leaves nothing to quantize, as unquantized weights take "
+                f"{_UNQUANTIZED_BITS}; give less, or set scheme=none"
+            )
         if not self.budget_formats:
             raise ValueError("budget_formats must not be empty")
         return self

@@ -11,8 +11,10 @@ from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.contract import EngineDetails
 from sits_trt.errors import SitsError
 from sits_trt.recipe.schemes import SCHEMES
-from sits_trt.spec import PER_CHANNEL
+from sits_trt.spec import PER_CHANNEL, WeightFormat
 from sits_trt.sweep.result import BuildInfo
+
+_SHORT = {"float8_e4m3": "FP8"}
 
 
 def describe_builds(directories: list[Path]) -> list[BuildInfo]:
@@ -72,6 +74,7 @@ def _describe(directory: Path) -> BuildInfo:
         checkpoint_fingerprint=_fingerprint(layout.checkpoint, "checkpoint"),
         recipe=recipe,
         kv_dtype=recipe.get("kv_cache", {}).get("dtype", "float16"),
+        source_quantized=bool(_source_formats(layout)),
     )
     files = weights_directory(info).glob("*.safetensors")
     return replace(info, weights_bytes=sum(file.stat().st_size for file in files))
@@ -109,12 +112,27 @@ def _weights(recipe: dict[str, Any], layout: BuildDirectory) -> str:
     return f"{scheme.title} {q['method'].upper()} {groups}, {zeros}{recovery}{cache}"
 
 
+def _source_formats(layout: BuildDirectory) -> list[WeightFormat]:
+    """Return the formats that the weights of a build came in, none where they were not quantized."""
+    try:
+        details = read_manifest(layout.checkpoint, "checkpoint").details
+    except SitsError:
+        return []
+    return [WeightFormat(**form) for form in details.get("formats", [])]
+
+
+def _kind(form: WeightFormat) -> str:
+    """Return the name of a format of weights in a table."""
+    activations = (
+        "" if form.activations == "float16" else f", {_SHORT.get(form.activations, form.activations)} activations"
+    )
+    if form.codes != "int":
+        return f"{_SHORT.get(form.codes, form.codes)}{activations}"
+    groups = "per channel" if form.group_size == PER_CHANNEL else f"g{form.group_size}"
+    return f"INT{form.bits} {groups}, {'symmetric' if form.symmetric else 'zero points'}{activations}"
+
+
 def _as_in_the_source(layout: BuildDirectory) -> str:
     """Say what the weights of a build are whose source was quantized already, empty where it was not."""
-    try:
-        formats = read_manifest(layout.checkpoint, "checkpoint").details.get("formats", [])
-    except SitsError:
-        return ""
-    zeros = {True: "symmetric", False: "zero points"}
-    kinds = [f"INT{form['bits']} g{form['group_size']}, {zeros[form['symmetric']]}" for form in formats]
+    kinds = [_kind(form) for form in _source_formats(layout)]
     return f"{' and '.join(kinds)}, as in the source" if kinds else ""

@@ -57,7 +57,7 @@ def _measured(result: SweepResult, load: Load, latency: Latency) -> list[Measure
     for number, build in enumerate(result.builds, 1):
         metrics = build.level(load.key)
         value = latency.of(metrics) if metrics else None
-        if value is not None and build.accuracy is not None:
+        if value is not None and build.accuracy is not None and not build.info.source_quantized:
             found.append((number, build, value, build.accuracy.perplexity_increase))
     return found
 

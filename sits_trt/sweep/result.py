@@ -25,7 +25,8 @@ class BuildInfo:
     """What a build is. `served_by` is the runner that answered on the measuring machine, which need not be the
     target, and why; `server` the server's version. `weights_bytes` is the size of the weight files that the
     build was made from, `fingerprint` that of its model repository, `recipe` all of it, empty where it is missing.
-    `quantized` says whether the weights are; `kv_dtype` is the recipe's type of the KV cache.
+    `quantized` says whether this program quantized the weights, `source_quantized` whether they came so, which leaves
+    no fp16 model to compare with; `kv_dtype` is the recipe's type of the KV cache.
     """
 
     name: str
@@ -42,11 +43,12 @@ class BuildInfo:
     kv_dtype: str = "float16"
     served_by: str = ""
     server: str = ""
+    source_quantized: bool = False
 
     @property
     def is_reference(self) -> bool:
         """Whether others are compared with this build: neither its weights nor its KV cache are quantized."""
-        return not self.quantized and self.kv_dtype == "float16"
+        return not self.quantized and not self.source_quantized and self.kv_dtype == "float16"
 
 
 @dataclass(frozen=True)

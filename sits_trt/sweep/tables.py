@@ -73,6 +73,9 @@ def _build_row(number: int, build: BuildResult) -> tuple[str, ...]:
         row.extend([MISSING] * 7)
     elif info.is_reference:
         row.extend([significant(found.perplexity), "reference", *[MISSING] * 5])
+    elif info.source_quantized:
+        # What it lost when it was quantized is not known; what its KV cache loses is no loss against fp16.
+        row.extend([significant(found.perplexity), *[MISSING] * 6])
     else:
         row.extend([significant(found.perplexity), f"{found.perplexity_increase:+.1%}"])
         row.append(_optional(found.kl_divergence, lambda v: f"{v:.4f}"))

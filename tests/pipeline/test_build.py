@@ -260,6 +260,10 @@ def test_another_format_and_back(built: Path) -> None:
     assert after.formats == before.formats
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert describe_builds([built / "again"])[0].weights == "INT4 g32, zero points, as in the source"
+    bounded = ("--set", "quantization.scheme=none", "--set", "quantization.max_kl=1")
+    unmeasured = run(["build", "tiny.yaml", *as_it_is, *bounded], built)
+    assert unmeasured.returncode == 2
+    assert "no float model to hold max_kl" in unmeasured.stderr
 
 
 def test_a_build_takes_the_kernels_of_every_format_that_its_weights_may_have() -> None:

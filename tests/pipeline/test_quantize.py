@@ -209,6 +209,19 @@ def test_a_killed_search_goes_on_at_its_layer(tiny: Path, tmp_path: Path, monkey
     assert not list((tmp_path / "parts" / "scales").glob("streams*"))
 
 
+@pytest.mark.parametrize(("file", "content"), [("report.json", "{"), ("report.json", "{}"), ("model.safetensors", "x")])
+def test_damaged_work_of_an_earlier_run_is_done_again(tiny: Path, tmp_path: Path, file: str, content: str) -> None:
+    quantized = tmp_path / "quantized"
+    quantize(tiny, section(method="rtn"), tmp_path)
+    before = {path.name: path.read_bytes() for path in quantized.iterdir()}
+    (quantized / file).write_text(content)
+    quantize(tiny, section(method="rtn"), tmp_path)
+    after = {path.name: path.read_bytes() for path in quantized.iterdir()}
+    assert after.keys() == before.keys()
+    assert after["model.safetensors"] == before["model.safetensors"]
+    assert json.loads(after["report.json"])["bits_per_weight"] == json.loads(before["report.json"])["bits_per_weight"]
+
+
 def test_b02_ignored_layers_stay_float_and_still_take_their_share_of_a_fold(tiny: Path, tmp_path: Path) -> None:
     kept = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj", "model.layers.1.mlp.down_proj")
     quantized = quantize(tiny, section(ignore=("lm_head", *kept)), tmp_path)

@@ -13,6 +13,7 @@ from sits_trt.artifacts import (
     file_digest,
     fingerprint,
     is_current,
+    new_directory,
     only_writer,
     read_manifest,
     tool_versions,
@@ -141,3 +142,28 @@ def test_a_copy_beside_an_artifact_is_left_alone(tmp_path: Path) -> None:
     make(tmp_path / "report.old")
     make(tmp_path / "report", "two")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.old"]
+
+
+def test_a_new_directory_through_a_link_lands_where_the_link_points(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    for target, link in (("real", "link"), ("nowhere", "dangling")):
+        (tmp_path / link).symlink_to(target)
+        with new_directory(tmp_path / link) as partial:
+            (partial / "file").touch()
+        assert (tmp_path / link).is_symlink()
+        assert (tmp_path / target / "file").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "link", "nowhere", "real"]
+
+
+def test_a_new_directory_may_be_the_present_one_and_never_what_holds_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with new_directory(Path(".")) as partial:
+        (partial / "file").touch()
+    assert (tmp_path / "here" / "file").is_file()
+    with pytest.raises(SitsError, match="not empty"), new_directory(tmp_path / "here"):
+        pass
+    with pytest.raises(SitsError, match="cannot be made"), new_directory(Path("/proc/nowhere")):
+        pass

@@ -20,9 +20,12 @@ LAYERS = [
 ]
 
 
+SCORES = {"kl": 0.05, "perplexity": 10.5, "reference_perplexity": 10.0}
+
+
 def report(folder: Path, **scores: float) -> Path:
     path = folder / "report.json"
-    evaluation = {"kl": 0.05, "perplexity": 10.5, "reference_perplexity": 10.0, **scores}
+    evaluation = SCORES | scores
     data = {"bits_per_weight": 4.25, "evaluation": evaluation, "search": {"layers": LAYERS}}
     path.write_text(json.dumps(data))
     return path
@@ -89,7 +92,15 @@ def test_a_value_that_is_no_number_is_beyond_every_bound(tmp_path: Path, bound: 
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"bits_per_weight": 4, "evaluation": {}, "search": {"layers": [5]}}']
+    "content",
+    [
+        *("", "[]", "{}", '{"bits_per_weight": 4, "evaluation": {}, "search": {"layers": []}}'),
+        json.dumps({"bits_per_weight": 4, "evaluation": SCORES, "search": {"layers": [5]}}),
+        json.dumps({"bits_per_weight": 4, "evaluation": SCORES | {"kl": "x"}, "search": {"layers": []}}),
+        json.dumps(
+            {"bits_per_weight": 4, "evaluation": SCORES | {"reference_perplexity": 0}, "search": {"layers": []}}
+        ),
+    ],
 )
 def test_a_damaged_report_is_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "report.json").write_text(content)

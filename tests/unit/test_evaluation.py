@@ -16,10 +16,14 @@ from sits_trt.artifacts import BuildDirectory
 from sits_trt.cli import app
 from sits_trt.errors import SitsError
 from sits_trt.recipe.schema import AccuracySection
+from sits_trt.spec import WeightFormat
 from sits_trt.sweep import accuracy as room
 from sits_trt.sweep.accuracy import measure_accuracy
 from sits_trt.sweep.builds import describe_builds
+from sits_trt.sweep.result import Accuracy, BuildResult, Status
+from sits_trt.sweep.tables import build_table
 from tests.support.builds import stub_build
+from tests.support.sweep_results import made_build, made_result
 
 SMALL = ("--blocks", "2", "--block-tokens", "70", "--prompts", "3", "--exact-match-tokens", "5")
 LAYERS = [
@@ -28,15 +32,38 @@ LAYERS = [
 ]
 
 
+SCORES = {"kl": 0.05, "perplexity": 10.5, "reference_perplexity": 10.0}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an INT4 build and its fp16 reference, and the quantization report of the former."""
     root = tmp_path_factory.mktemp("evaluated")
     stub_build(root, "fp16")
     int4 = stub_build(root, "int4", quantized=True)
-    report = {"bits_per_weight": 4.75, "evaluation": {}, "search": {"layers": LAYERS}}
+    report = {"bits_per_weight": 4.75, "evaluation": SCORES, "search": {"layers": LAYERS}}
     (BuildDirectory(int4).quantized / "report.json").write_text(json.dumps(report))
     return root
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8"])
+def test_a_build_of_a_quantized_source_is_nobodys_reference(tmp_path: Path, kv_dtype: str) -> None:
+    """Its weights have lost something, and nothing here knows how much."""
+    build = stub_build(tmp_path, "theirs", kv_dtype=kv_dtype)
+    path = build / "checkpoint" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["details"]["formats"] = [vars(WeightFormat(4, 32))]
+    path.write_text(json.dumps(manifest))
+    (info,) = describe_builds([build])
+    assert not info.is_reference
+    found = json.loads(evaluate(build, *SMALL, "--json"))
+    assert found["source_quantized"]
+    assert (found["accuracy"]["perplexity_increase"] is None) == (kv_dtype == "float16")
+    accuracy = Accuracy(**{key: value for key, value in found["accuracy"].items() if key != "perplexity_increase"})
+    row = build_table(made_result([made_build(1), BuildResult(info, Status.COMPLETE, "", accuracy)])).rows[1]
+    assert "reference" not in row
+    assert not any("%" in cell for cell in row)
+    assert "unquantized" not in evaluate(build, *SMALL)
 
 
 def evaluate(*arguments: str | Path) -> str:
@@ -161,7 +188,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(built: Path, tmp_path: Pat
 )
 def test_a_build_with_a_part_missing_is_one_sentence(tmp_path: Path, missing: str, words: str) -> None:
     build = stub_build(tmp_path, "int4", quantized=True)
-    report = {"bits_per_weight": 4.75, "evaluation": {}, "search": {"layers": []}}
+    report = {"bits_per_weight": 4.75, "evaluation": SCORES, "search": {"layers": []}}
     (build / "quantized" / "report.json").write_text(json.dumps(report))
     (build / missing).unlink()
     assert words in refused(build, *SMALL)

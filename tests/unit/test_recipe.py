@@ -94,6 +94,8 @@ def test_schemes_without_kernels_are_refused_with_the_way_out(tmp_path: Path, sc
         (["quantization.budget_formats=[]"], "must not be empty"),
         (["quantization.budget_formats=[int3]"], "quantization.budget_formats"),
         (["quantization.bits_per_weight=0"], "quantization.bits_per_weight"),
+        (["quantization.bits_per_weight=16"], "16 leaves nothing to quantize.*scheme=none"),
+        (["quantization.bits_per_weight=1e308"], "leaves nothing to quantize"),
         (["engine.backend=cuda"], "budget_formats has int8, which has no kernels for engine.backend cuda; take it out"),
     ],
 )

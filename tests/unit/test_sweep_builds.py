@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sits_trt.errors import SitsError
+from sits_trt.spec import PER_CHANNEL, WeightFormat
 from sits_trt.sweep.builds import describe_builds, longest_sequence_tokens, unfinished_reason
 from tests.support.builds import stub_build
 
@@ -34,6 +36,27 @@ def test_a_quantized_kv_cache_is_part_of_what_a_build_is(tmp_path: Path) -> None
     assert (fp8.weights, fp8.kv_dtype) == ("float16, FP8 KV cache", "fp8")
     assert both.weights == "INT4 AWQ g32, zero points, ScaleRecover, INT8 KV cache"
     assert [info.is_reference for info in (plain, fp8, both)] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (WeightFormat(4, 128, True), "INT4 g128, symmetric"),
+        (WeightFormat(8, PER_CHANNEL, False), "INT8 per channel, zero points"),
+        (WeightFormat(8, PER_CHANNEL, True, "float8_e4m3"), "FP8"),
+        (WeightFormat(8, PER_CHANNEL, True, "float8_e4m3", "float8_e4m3"), "FP8, FP8 activations"),
+        (WeightFormat(4, 64, True, activations="float8_e4m3"), "INT4 g64, symmetric, FP8 activations"),
+    ],
+)
+def test_weights_that_came_quantized_are_called_what_they_are(
+    tmp_path: Path, form: WeightFormat, expected: str
+) -> None:
+    build = stub_build(tmp_path, "plain")
+    path = build / "checkpoint" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["details"]["formats"] = [vars(form)]
+    path.write_text(json.dumps(manifest))
+    assert describe_builds([build])[0].weights == f"{expected}, as in the source"
 
 
 def test_a_build_given_twice_counts_once_and_equal_names_are_told_apart(tmp_path: Path) -> None:
