@@ -126,7 +126,9 @@ def test_the_budget_goes_to_the_layers_that_need_it_and_fused_ones_agree() -> No
     for layer in range(2):
         for names in (("self_attn.q", "self_attn.k", "self_attn.v"), ("mlp.gate", "mlp.up")):
             assert len({chosen[f"model.layers.{layer}.{name}_proj"] for name in names}) == 1
-    everything = spend(spec, section(bits_per_weight=16), equal_losses(losses))
+    everything = spend(
+        spec, section(bits_per_weight=5).model_copy(update={"bits_per_weight": 16.0}), equal_losses(losses)
+    )
     assert set(everything.values()) == {"float16"}
 
 
