@@ -83,10 +83,10 @@ def _existing(path: Path) -> Path:
 
 def _file_text(path: Path) -> str:
     try:
-        text = _existing(path).read_text(encoding="utf-8")
+        text = _existing(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"text source '{path}' is not UTF-8 ({error.reason} at byte {error.start})") from None
-    return text if path.suffix != ".jsonl" else "\n\n".join(_rows(path, text))
+    return text if path.suffix.lower() != ".jsonl" else "\n\n".join(_rows(path, text))
 
 
 def _rows(path: Path, text: str) -> list[str]:

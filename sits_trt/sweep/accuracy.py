@@ -12,7 +12,7 @@ import torch
 
 from sits_trt import __version__
 from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
-from sits_trt.checkpoint import load_tokenizer, open_checkpoint
+from sits_trt.checkpoint import load_tokenizer, open_checkpoint, source_digest
 from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.errors import CheckpointError, RecipeError, SitsError
 from sits_trt.models import Decoder, build_decoder
@@ -44,14 +44,23 @@ def measure_accuracy(info: BuildInfo, section: AccuracySection, progress: Progre
     layout = BuildDirectory(Path(info.directory))
     manifest = _manifest(layout, info, section)
     directory = layout.accuracy / manifest.fingerprint
-    if not is_current(directory, KIND, manifest.fingerprint):
+    known = _read(directory / FILE_NAME) if is_current(directory, KIND, manifest.fingerprint) else None
+    if known is None:
         began = time.monotonic()
         found = _measure(layout.checkpoint, weights_directory(info), section, progress, _coded_kv(info))
         found = replace(found, seconds=round(time.monotonic() - began, 1))
         with writing(directory, manifest) as (partial, _):
             (partial / FILE_NAME).write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
     progress(100, 100, "accuracy")
-    return Accuracy(**json.loads((directory / FILE_NAME).read_text(encoding="utf-8")))
+    return known or found
+
+
+def _read(path: Path) -> Accuracy | None:
+    """Return what was measured before, None where that cannot be read any more."""
+    try:
+        return Accuracy(**json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _coded_kv(info: BuildInfo) -> str:
@@ -70,6 +79,9 @@ def _manifest(layout: BuildDirectory, info: BuildInfo, section: AccuracySection)
                 "it again"
             )
         inputs["quantized"] = quantized.fingerprint
+    # Of the files too: a manifest does not change when somebody changes what lies beside it.
+    for directory in {layout.checkpoint, weights_directory(info)}:
+        inputs[f"{directory.name} files"] = source_digest(directory, cache=layout.root / "source-digests.json")
     inputs["text"] = text_digest(section.text)
     tools = {"sits-trt": __version__} | tool_versions("torch")
     settings = section.model_dump(mode="json") | {"kv_dtype": _coded_kv(info)}
@@ -90,6 +102,8 @@ def _measure(
         )
     prompts = read_blocks(section.text, tokenizer, section.prompts, GREEDY_PROMPT_TOKENS, "evaluation")
     positions = _positions(reference_dir, section)
+    if open_checkpoint(reference_dir).spec != open_checkpoint(weights_dir).spec:
+        raise SitsError(f"{weights_dir} and {reference_dir} are two different models; build again")
     progress(0, 100, "loading models")
     reference = _load(reference_dir, positions)
     if weights_dir == reference_dir and not kv_dtype:

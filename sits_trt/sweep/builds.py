@@ -118,7 +118,10 @@ def _source_formats(layout: BuildDirectory) -> list[WeightFormat]:
         details = read_manifest(layout.checkpoint, "checkpoint").details
     except SitsError:
         return []
-    return [WeightFormat(**form) for form in details.get("formats", [])]
+    try:
+        return [WeightFormat(**form) for form in details.get("formats", [])]
+    except TypeError:
+        raise SitsError(f"the manifest of {layout.checkpoint} is damaged: 'formats'; build again") from None
 
 
 def _kind(form: WeightFormat) -> str:

@@ -23,7 +23,9 @@ from sits_trt.sweep.builds import describe_builds
 from sits_trt.sweep.result import Accuracy, BuildResult, Status
 from sits_trt.sweep.tables import build_table
 from tests.support.builds import stub_build
+from tests.support.quantized import edit_stored
 from tests.support.sweep_results import made_build, made_result
+from tests.support.tiny import write_checkpoint
 
 SMALL = ("--blocks", "2", "--block-tokens", "70", "--prompts", "3", "--exact-match-tokens", "5")
 LAYERS = [
@@ -205,3 +207,41 @@ def test_an_error_ends_the_command_with_exit_code_2(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("stage", ["checkpoint", "quantized"])
+def test_weights_that_were_changed_after_the_build_are_measured_anew(tmp_path: Path, stage: str) -> None:
+    build = prepared(tmp_path)
+    before = json.loads(evaluate(build, *SMALL, "--json"))["accuracy"]
+    edit_stored(build / stage, lambda tensors: tensors["model.norm.weight"].mul_(3))
+    after = json.loads(evaluate(build, *SMALL, "--json"))["accuracy"]
+    changed = "reference_perplexity" if stage == "checkpoint" else "perplexity"
+    kept = {"reference_perplexity", "perplexity"} - {changed}
+    assert after[changed] != before[changed]
+    assert all(after[key] == before[key] for key in kept)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"perplexity": 1}', None])
+def test_a_measurement_that_cannot_be_read_is_made_again(tmp_path: Path, content: str | None) -> None:
+    build = prepared(tmp_path)
+    before = json.loads(evaluate(build, *SMALL, "--json"))["accuracy"]
+    (path,) = (build / "accuracy").glob("*/accuracy.json")
+    path.unlink() if content is None else path.write_text(content)
+    after = json.loads(evaluate(build, *SMALL, "--json"))["accuracy"]
+    assert after | {"seconds": 0} == before | {"seconds": 0}
+    assert json.loads(path.read_text()) | {"perplexity_increase": before["perplexity_increase"]} == after
+
+
+def test_checkpoints_of_two_models_are_no_build(tmp_path: Path) -> None:
+    build = prepared(tmp_path)
+    other = write_checkpoint(tmp_path / "other", vocab_size=50)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(other / name, build / "checkpoint" / name)
+    assert "two different models" in refused(build, *SMALL)
+
+
+def prepared(root: Path) -> Path:
+    build = stub_build(root, "int4", quantized=True)
+    report = {"bits_per_weight": 4.75, "evaluation": SCORES, "search": {"layers": []}}
+    (build / "quantized" / "report.json").write_text(json.dumps(report))
+    return build

@@ -123,3 +123,12 @@ def test_text_digest_follows_the_content(tmp_path: Path) -> None:
     path.write_text("two")
     assert text_digest(str(path)) != before
     assert text_digest("pydoc") == text_digest("pydoc")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.JSONL"])
+def test_a_byte_order_mark_and_a_suffix_in_capitals_change_nothing(tmp_path: Path, name: str) -> None:
+    rows, plain = tmp_path / name, tmp_path / "plain.txt"
+    rows.write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": "one two"}).encode())
+    plain.write_bytes(b"\xef\xbb\xbfone two")
+    for path in (rows, plain):
+        assert text_of(read_blocks(str(path), Characters(), 1, 100, "evaluation")) == "one two"
