@@ -67,6 +67,8 @@ def search_scales(
     )
     formats = decide_formats(checkpoint, section, blocks, out_dir, progress)
     out_dir.mkdir(parents=True, exist_ok=True)
+    for left in out_dir.glob(".tmp*"):  # what safetensors was writing when a run was killed
+        left.unlink()
     streams = _resume(out_dir) or Streams.start(
         checkpoint["model.embed_tokens.weight"], blocks, checkpoint.spec.embedding_scale
     )

@@ -202,7 +202,9 @@ def test_a_killed_search_goes_on_at_its_layer(tiny: Path, tmp_path: Path, monkey
     monkeypatch.setattr(search, "LayerSearch", until_second)
     with pytest.raises(Killed):
         quantize(tiny, section(), tmp_path / "parts")
+    (tmp_path / "parts" / "scales" / ".tmpAb12").write_bytes(b"a layer that was being written")
     quantize(tiny, section(), tmp_path / "parts")
+    assert not list((tmp_path / "parts" / "scales").glob(".tmp*"))
     assert decided == [0, 1, 1]
     whole, parts = (tmp_path / name / "quantized" / "model.safetensors" for name in ("whole", "parts"))
     assert whole.read_bytes() == parts.read_bytes()
