@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,15 +17,13 @@ from rich.table import Table
 
 from sits_trt.errors import SitsError
 from sits_trt.layer_report import LayerError
+from sits_trt.progress import Progress as ProgressCallback
 from sits_trt.recipe.schema import Recipe
 from sits_trt.serving.ports import Endpoints
 
 if TYPE_CHECKING:
     from sits_trt.evaluation import Evaluation
     from sits_trt.sweep import SweepResult
-
-ProgressCallback = Callable[[int, int, str], None]
-"""Called with the steps done, the steps in all, and what is being done now."""
 
 PLAIN_INTERVAL_S = 10.0
 """Where there is no terminal, a stage reports at most this often."""

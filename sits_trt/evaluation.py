@@ -9,9 +9,10 @@ from typing import Any
 from sits_trt.artifacts import QUANTIZATION_REPORT, BuildDirectory
 from sits_trt.checkpoint import open_checkpoint
 from sits_trt.layer_report import LayerError, read_report
+from sits_trt.progress import Progress
 from sits_trt.quant.apply import storage_costs
 from sits_trt.recipe.schema import AccuracySection
-from sits_trt.sweep.accuracy import Progress, measure_accuracy
+from sits_trt.sweep.accuracy import measure_accuracy
 from sits_trt.sweep.builds import describe_builds
 from sits_trt.sweep.result import Accuracy, BuildInfo
 

@@ -28,12 +28,12 @@ from sits_trt.budget import check_budget
 from sits_trt.contract import PLUGIN_VERSION, EngineLimits
 from sits_trt.errors import RecipeError
 from sits_trt.planning import check_kv_cache, plan_limits
+from sits_trt.progress import Progress
 from sits_trt.recipe.schema import Recipe
 from sits_trt.recipe.schemes import possible_formats
 from sits_trt.recipe.skus import Sku, find_sku
 from sits_trt.spec import PER_CHANNEL, ModelSpec, TileSpec, WeightFormat
 
-Progress = Callable[[int, int, str], None]
 Reporter = Callable[[str], AbstractContextManager[Progress]]
 """Opens the display of the stage of that name and yields its progress callback."""
 

@@ -15,10 +15,11 @@ from sits_trt.recipe import load_recipe
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "sits_trt"
 
-GROUND = ("errors", "spec", "layouts", "contract", "artifacts", "wire")
+GROUND = ("errors", "progress", "spec", "layouts", "contract", "artifacts", "wire")
 LIBRARY = (*GROUND, "checkpoint", "ops", "models")
 EARLIER = {
     "errors": (),
+    "progress": (),
     "spec": (),
     "layouts": ("errors", "spec"),
     "contract": ("errors", "spec"),

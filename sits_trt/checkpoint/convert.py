@@ -20,12 +20,13 @@ from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.checkpoint.formats import autoawq, compressed_tensors, dense, modelopt
 from sits_trt.checkpoint.formats.detect import KEY
 from sits_trt.checkpoint.formats.layer import SITS, Format, Plan, QuantizedLayer, require_plain_activations
-from sits_trt.checkpoint.materialize import DTYPES, Progress, converted, in_dtype, write_config
+from sits_trt.checkpoint.materialize import DTYPES, converted, in_dtype, write_config
 from sits_trt.checkpoint.names import stored_parts, to_stored
 from sits_trt.checkpoint.quantized import write_quantized
 from sits_trt.checkpoint.shard_writer import ShardWriter
 from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.errors import CheckpointError, did_you_mean
+from sits_trt.progress import Progress, silent
 from sits_trt.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def convert(
     target: str,
     out_dir: Path,
     dtype: str | None = None,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Write `source` (as `open_checkpoint` takes it) into the new directory `out_dir` in the format `target`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from sits_trt.checkpoint.quantized import write_quantized
 from sits_trt.checkpoint.shard_writer import ShardWriter
 from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.errors import CheckpointError
+from sits_trt.progress import Progress, silent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,12 +21,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 _CHECKED_VALUES = 1 << 22
 
 
-Progress = Callable[[int, int, str], None]
-
-
-def materialize(
-    source: Path | str, out_dir: Path, dtype: str, progress: Progress = lambda done, total, what: None
-) -> None:
+def materialize(source: Path | str, out_dir: Path, dtype: str, progress: Progress = silent) -> None:
     """Write `source` (as `open_checkpoint` takes it) into `out_dir` with floating tensors as `dtype`.
 
     The result is a plain Hugging Face directory that transformers loads: config.json, generation_config.json,

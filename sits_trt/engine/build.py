@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -11,11 +10,10 @@ from sits_trt.contract import EngineDetails, EngineLimits, bindings
 from sits_trt.engine.profiles import plan_profiles
 from sits_trt.engine.tensorrt import ENGINE_FILE, EnginePlan, build_tensorrt
 from sits_trt.errors import EngineBuildError
+from sits_trt.progress import Progress
 from sits_trt.recipe.schema import EngineSection
 from sits_trt.recipe.skus import Sku
 from sits_trt.spec import ModelSpec, TileSpec
-
-Progress = Callable[[int, int, str], None]
 
 
 def build_engine(

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from sits_trt.engine.contents import names_plugin
 from sits_trt.engine.gpu import gpu_sm
 from sits_trt.engine.profiles import Profile
 from sits_trt.errors import EngineBuildError
+from sits_trt.progress import Progress
 from sits_trt.recipe.skus import Sku
-
-Progress = Callable[[int, int, str], None]
 
 ENGINE_FILE = "model.engine"
 LOG_FILE = "build.log"

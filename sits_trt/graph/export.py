@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +21,8 @@ from sits_trt.graph.relay import relay_linears
 from sits_trt.graph.schemas import OPSET, register_schemas, translations
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.ops.kv_pool import CODE_DTYPES
+from sits_trt.progress import Progress
 from sits_trt.spec import ModelSpec, TileSpec, WeightFormat
-
-Progress = Callable[[int, int, str], None]
 
 _EMBEDDING = "model.embed_tokens.weight"
 

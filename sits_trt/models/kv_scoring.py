@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sits_trt.models.decoder import Decoder
@@ -15,8 +15,7 @@ from sits_trt.models.scoring import (
     greedy_tokens,
     match_answers,
 )
-
-Progress = Callable[[int, int, str], None]
+from sits_trt.progress import Progress
 
 
 @dataclass(frozen=True)

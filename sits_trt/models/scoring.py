@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -12,9 +12,8 @@ from torch import Tensor
 from sits_trt.errors import CheckpointError
 from sits_trt.models.decoder import Decoder
 from sits_trt.ops import allocate_pool
+from sits_trt.progress import Progress
 from sits_trt.spec import TileSpec
-
-Progress = Callable[[int, int, str], None]
 
 _ROWS = 64
 """Positions whose whole-vocabulary distributions are compared at a time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,13 @@ from sits_trt.checkpoint.texts import PYDOC, read_blocks
 from sits_trt.errors import QuantizationError, SitsError
 from sits_trt.models.scoring import check_blocks
 from sits_trt.models.threads import leave_a_core
+from sits_trt.progress import Progress
 from sits_trt.quant.bit_budget import read_budget, read_formats
 from sits_trt.quant.evaluate import compare_checkpoints
 from sits_trt.quant.memory import return_freed_memory
 from sits_trt.quant.search import read_costs, read_layers
 from sits_trt.recipe.schema import QuantizationSection
 from sits_trt.spec import ModelSpec, WeightFormat
-
-Progress = Callable[[int, int, str], None]
 
 _REPORT_BLOCKS = 8
 """Blocks of evaluation text in the report: as many as sweep.accuracy has by default, so that a bound of the recipe and

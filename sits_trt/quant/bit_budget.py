@@ -16,9 +16,10 @@ from typing import Any
 from sits_trt.checkpoint import Checkpoint
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.errors import QuantizationError
+from sits_trt.progress import Progress
 from sits_trt.quant.allocation import Option, allocate
 from sits_trt.quant.plan import HEAD, plan_formats, quantizable
-from sits_trt.quant.sensitivity import PARTS, Progress, measure_losses
+from sits_trt.quant.sensitivity import PARTS, measure_losses
 from sits_trt.recipe.schema import QuantizationSection
 from sits_trt.recipe.schemes import budget_formats
 from sits_trt.spec import ModelSpec, WeightFormat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,8 @@ from torch import Tensor
 from sits_trt.checkpoint import Checkpoint
 from sits_trt.models.decoder import RmsNorm, build_layer, soft_cap
 from sits_trt.models.scoring import Agreement, AgreementSums
+from sits_trt.progress import Progress
 from sits_trt.quant.streams import BlockRunner, LayerTensors, Streams
-
-Progress = Callable[[int, int, str], None]
 
 _POSITIONS = 64
 """Positions whose logits are held at a time."""

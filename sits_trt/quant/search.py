@@ -14,7 +14,7 @@ the layers together with the rest of the checkpoint in its format, and to measur
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ from sits_trt.checkpoint import Checkpoint, load_tokenizer
 from sits_trt.checkpoint.quantized import refuse_quantized
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.models.threads import leave_a_core
+from sits_trt.progress import Progress
 from sits_trt.quant.bit_budget import decide_formats
 from sits_trt.quant.layer_search import LayerResult, LayerSearch
 from sits_trt.quant.memory import return_freed_memory
 from sits_trt.quant.streams import BlockRunner, LayerTensors, Streams
 from sits_trt.recipe.schema import QuantizationSection
-
-Progress = Callable[[int, int, str], None]
 
 SEARCH_NAME = "search.json"
 _STREAMS_NAME = "streams.safetensors"

@@ -15,7 +15,7 @@ disk meanwhile, [tokens, hidden] in float32 each.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,10 @@ from sits_trt.errors import QuantizationError
 from sits_trt.models.decoder import DecoderLayer, RmsNorm, build_layer, soft_cap
 from sits_trt.ops.attention import block_attention
 from sits_trt.ops.rope import rope_table
+from sits_trt.progress import Progress
 from sits_trt.quant.grid import decode, encode, fit_grid
 from sits_trt.quant.streams import LayerTensors, Streams
 from sits_trt.spec import WeightFormat
-
-Progress = Callable[[int, int, str], None]
 
 PARTS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sits_trt import wire
 from sits_trt.artifacts import read_manifest
 from sits_trt.contract import EngineDetails
+from sits_trt.progress import Progress, silent
 from sits_trt.recipe.schema import KvCacheSection, ServingSection
 from sits_trt.repository.check import check_repository
 from sits_trt.repository.config import ModelConfig, RepositoryPaths, model_configs
@@ -52,7 +53,7 @@ def write_repository(
     engine_dir: Path,
     serving: ServingSection,
     kv_cache: KvCacheSection,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = silent,
 ) -> Mapping[str, Any]:
     """Write the repository that serves `engine_dir` into `out_dir` and return what the manifest should say of it.
 

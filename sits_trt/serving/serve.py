@@ -11,9 +11,10 @@ from types import FrameType
 
 from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.errors import ServerError, SitsError
+from sits_trt.progress import Progress, silent
 from sits_trt.recipe.schema import ServingSection
 from sits_trt.serving.ports import Endpoints
-from sits_trt.serving.server import Progress, TritonServer
+from sits_trt.serving.server import TritonServer
 
 LOG_NAME = "server.log"
 
@@ -22,7 +23,7 @@ LOG_NAME = "server.log"
 def serve(
     build_dir: Path,
     section: ServingSection,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
     log_path: Path | None = None,
 ) -> Iterator[TritonServer]:
     """Serve the model repository of a build; the server is ready inside the block and gone after it.
@@ -58,7 +59,7 @@ def serve_until_stopped(
     build_dir: Path,
     section: ServingSection,
     on_ready: Callable[[Endpoints], None],
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = silent,
     log_path: Path | None = None,
 ) -> int:
     """Serve a build until SIGINT, SIGTERM or SIGHUP and return the exit code: 0 for a stop that was asked for.

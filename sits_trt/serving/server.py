@@ -11,20 +11,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from sits_trt.errors import ServerError
+from sits_trt.progress import Progress, silent
 from sits_trt.serving import launch
 from sits_trt.serving.find_server import find_server
 from sits_trt.serving.ports import HeldPorts
 from sits_trt.serving.room import IDLE_FILE, STOP_FILE
 from sits_trt.serving.stubs import Stub, find_stubs, is_alive, living, remove_shared_memory
 from sits_trt.wire import EXECUTOR
-
-Progress = Callable[[int, int, str], None]
 
 CANCEL_S = 2
 """How long a stop waits for requests in flight to end as cancelled, before the server itself is told."""
@@ -72,7 +70,7 @@ class TritonServer:
         self._stopping = False
         self.failure = ""
 
-    def start(self, timeout_s: float, progress: Progress = lambda done, total, what: None) -> None:
+    def start(self, timeout_s: float, progress: Progress = silent) -> None:
         """Start the server and return when all models are ready.
 
         `progress` is told how many of the models are loaded. Raises ServerError when the server ends before it is

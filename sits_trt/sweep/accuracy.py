@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sits_trt.errors import CheckpointError, RecipeError, SitsError
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.scoring import compare, exact_match
 from sits_trt.models.threads import leave_a_core
+from sits_trt.progress import Progress
 from sits_trt.recipe.schema import AccuracySection, KvCacheSection
 from sits_trt.spec import CODED_KV_DTYPES
 from sits_trt.sweep.builds import weights_directory
@@ -30,8 +30,6 @@ GREEDY_PROMPT_TOKENS = 64
 
 _STEP_TOKENS = 16
 """For the time left: a step of all greedy answers takes about as long as so many tokens of a block."""
-
-Progress = Callable[[int, int, str], None]
 
 
 def measure_accuracy(info: BuildInfo, section: AccuracySection, progress: Progress) -> Accuracy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +12,7 @@ from sits_trt import __version__
 from sits_trt.artifacts import Manifest, fingerprint, read_manifest, tool_versions, writing
 from sits_trt.checkpoint import load_tokenizer
 from sits_trt.errors import ServerError, SitsError
+from sits_trt.progress import Progress
 from sits_trt.recipe.schema import SweepSection
 from sits_trt.sweep.accuracy import measure_accuracy
 from sits_trt.sweep.builds import describe_builds, longest_sequence_tokens, unfinished_reason, weights_directory
@@ -33,8 +34,6 @@ SETTLE_S = 1.0
 """After failures, the time in which a crashed server is seen to be gone, so that its level is not kept."""
 
 TOOLS = ("tritonclient", "nvidia-pytriton", "numpy", "torch", "tensorrt", "tensorrt-rtx-cu13-libs")
-
-Progress = Callable[[int, int, str], None]
 
 
 def run_sweep(builds: Sequence[Path], section: SweepSection, out_dir: Path, progress: Progress) -> SweepResult:

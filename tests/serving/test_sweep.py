@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sits_trt.console import ProgressCallback
 from sits_trt.pipeline import BuildLine
+from sits_trt.progress import Progress
 from sits_trt.recipe.schema import Recipe, SweepSection
 from sits_trt.sweep import Status, SweepResult, run_sweep
 from sits_trt.sweep.builds import describe_builds
@@ -34,7 +34,7 @@ SWEEP = {
 }
 
 
-def silent(name: str) -> nullcontext[ProgressCallback]:
+def silent(name: str) -> nullcontext[Progress]:
     return nullcontext(lambda done, total, what: None)
 
 
