@@ -101,6 +101,19 @@ def read_manifest(directory: Path, kind: str) -> Manifest:
     return Manifest(**{key: value for key, value in data.items() if key in known})
 
 
+def require_input(directory: Path, made: Manifest, source: Path) -> None:
+    """Raise SitsError when the artifact `made` in `directory` was made from another than the one now in `source`.
+
+    So it is after a build that was killed between the two. What its manifest does not name is not asked for.
+    """
+    kind = source.resolve().name
+    if kind in made.inputs and read_manifest(source, kind).fingerprint != made.inputs[kind]:
+        raise SitsError(
+            f"{directory} was not made from what now lies in {source.resolve()}: the last 'sits-trt build' did not "
+            "end; run it again"
+        )
+
+
 def is_current(directory: Path, kind: str, wanted_fingerprint: str) -> bool:
     """Say whether `directory` already holds this artifact, made from these settings and inputs."""
     if not (directory / MANIFEST_NAME).is_file():

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from sits_trt.artifacts import read_manifest
+from sits_trt.artifacts import read_manifest, require_input
 from sits_trt.checkpoint.tokenizer import load_tokenizer
 from sits_trt.contract import EngineDetails, EngineLimits
 from sits_trt.errors import SitsError
@@ -40,9 +40,11 @@ def load_executor(
     lies around it) or 'auto'.
     `Executor.description` says which runner it is and why. Raises SitsError when the engine cannot run here.
     """
-    details = EngineDetails.from_dict(read_manifest(engine_dir, "engine").details, engine_dir)
+    manifest = read_manifest(engine_dir, "engine")
+    details = EngineDetails.from_dict(manifest.details, engine_dir)
     limits = _limits(details.limits, max_batch_size)
     checkpoint_dir = engine_dir / details.checkpoint
+    require_input(engine_dir, manifest, checkpoint_dir)
     kind, place, reason = choose_runner(details.backend, runner, device, cuda_available())
     tokenizer = load_tokenizer(checkpoint_dir)
     made: Runner

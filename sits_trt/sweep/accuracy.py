@@ -10,7 +10,16 @@ from pathlib import Path
 import torch
 
 from sits_trt import __version__
-from sits_trt.artifacts import BuildDirectory, Manifest, fingerprint, is_current, read_manifest, tool_versions, writing
+from sits_trt.artifacts import (
+    BuildDirectory,
+    Manifest,
+    fingerprint,
+    is_current,
+    read_manifest,
+    require_input,
+    tool_versions,
+    writing,
+)
 from sits_trt.checkpoint import load_tokenizer, open_checkpoint, source_digest
 from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.errors import CheckpointError, RecipeError, SitsError
@@ -77,6 +86,8 @@ def _manifest(layout: BuildDirectory, info: BuildInfo, section: AccuracySection)
                 "it again"
             )
         inputs["quantized"] = quantized.fingerprint
+    if layout.engine.is_dir():
+        require_input(layout.engine, read_manifest(layout.engine, "engine"), weights_directory(info))
     # Of the files too: a manifest does not change when somebody changes what lies beside it.
     for directory in {layout.checkpoint, weights_directory(info)}:
         inputs[f"{directory.name} files"] = source_digest(directory, cache=layout.root / "source-digests.json")

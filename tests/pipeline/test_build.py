@@ -20,9 +20,11 @@ import torch
 
 from sits_trt.artifacts import BuildDirectory, read_manifest
 from sits_trt.checkpoint import open_checkpoint
+from sits_trt.errors import SitsError
 from sits_trt.pipeline import BuildLine, _needed_kernels
 from sits_trt.recipe import load_recipe
 from sits_trt.repository import write
+from sits_trt.runtime.load import load_executor
 from sits_trt.sweep.builds import describe_builds
 from tests.support.tiny import tiny_checkpoint
 
@@ -221,6 +223,28 @@ def test_generate_in_process_streams_the_greedy_answer(built: Path) -> None:
     assert plain.stdout.removesuffix("\n") == answer["text"]
     assert answer["prompt_tokens"] == 3
     assert answer["output_tokens"] <= 9
+
+
+@pytest.mark.parametrize("scheme", ["none", "w4a16"])
+def test_a_build_killed_on_its_way_to_other_weights_is_neither_measured_nor_served(place: Path, scheme: str) -> None:
+    """Its recipe and engine are those of the build before, the weights beside them are not."""
+    group = ["quantization.group_size=32", "quantization.method=rtn", f"quantization.scheme={scheme}"]
+
+    def line(*overrides: str) -> BuildLine:
+        recipe = load_recipe(str(place / "tiny.yaml"), [*group, *overrides])
+        return BuildLine(recipe, place / "build", lambda name: nullcontext(lambda done, total, what: None))
+
+    list(line().run())
+    changed = f"model.source={tiny_checkpoint(place / 'other', seed=5)}"
+    stages = line(changed if scheme == "none" else "quantization.symmetric=true").run()
+    while next(stages).name != ("checkpoint" if scheme == "none" else "quantized"):
+        pass
+    stages.close()  # type: ignore[attr-defined]  # a generator
+    evaluated = run(["eval", "build"], place)
+    assert evaluated.returncode == 2
+    assert "the last 'sits-trt build' did not end" in evaluated.stderr
+    with pytest.raises(SitsError, match="was not made from what now lies in"):
+        load_executor(place / "build" / "engine", runner="eager")
 
 
 def test_manifests_chain_from_source_to_repository(built: Path) -> None:
