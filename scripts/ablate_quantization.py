@@ -20,17 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from sits_trt import __version__
-from sits_trt.artifacts import fingerprint, tool_versions
-from sits_trt.checkpoint import Checkpoint, load_tokenizer, materialize, open_checkpoint
+from sits_trt.artifacts import fingerprint, tool_versions, write_json
+from sits_trt.checkpoint import load_tokenizer, materialize, open_checkpoint
 from sits_trt.checkpoint.source import source_digest
 from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.console import show_error, stage_progress
 from sits_trt.errors import SitsError
-from sits_trt.models import Decoder, build_decoder
+from sits_trt.models import Decoder, build_oracle
 from sits_trt.models.scoring import check_blocks, compare, exact_match
 from sits_trt.quant import apply_scales, search_scales
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
@@ -100,9 +99,7 @@ class Ablation:
             path = self.arguments.out / f"{identity}.json"
             if not path.is_file():
                 figures = {"name": name} | self.measure(name, section)
-                partial = path.with_suffix(".partial")
-                partial.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-                partial.replace(path)
+                write_json(path, figures)
             yield json.loads(path.read_text(encoding="utf-8"))
 
     def section(self, name: str) -> QuantizationSection:
@@ -123,7 +120,7 @@ class Ablation:
             search_scales(self.checkpoint, section, scales, progress)
             seconds = time.process_time() - began
             details = apply_scales(self.checkpoint, scales, section, quantized, progress)
-            candidate = decoder_of(open_checkpoint(quantized))
+            candidate = build_oracle(open_checkpoint(quantized))
             scores = compare(self.reference, candidate, self.blocks, progress)
             match = exact_match(self.reference, candidate, self.prompts, self.arguments.answer_tokens, progress)
         return {
@@ -142,13 +139,7 @@ class Ablation:
         self.blocks = read_blocks(self.evaluation_text, tokenizer, a.evaluation_blocks, a.block_tokens, "evaluation")
         check_blocks(self.blocks)
         self.prompts = [block[:PROMPT_TOKENS] for block in self.blocks[: a.prompts]]
-        self.reference = decoder_of(self.checkpoint)
-
-
-def decoder_of(checkpoint: Checkpoint) -> Decoder:
-    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
-    decoder.dequantize_(torch.float32)
-    return decoder
+        self.reference = build_oracle(self.checkpoint)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

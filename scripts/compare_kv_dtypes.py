@@ -15,11 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from sits_trt.checkpoint import load_tokenizer, materialize, open_checkpoint
 from sits_trt.checkpoint.texts import read_blocks
-from sits_trt.models import Decoder, build_decoder
+from sits_trt.models import build_oracle
 from sits_trt.models.kv_scoring import KvScores, score_kv_dtypes
 from sits_trt.spec import CODED_KV_DTYPES, TileSpec
 
@@ -38,13 +36,6 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def decoder_of(directory: Path) -> Decoder:
-    checkpoint = open_checkpoint(directory)
-    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32)
-    decoder.dequantize_(torch.float32)
-    return decoder
-
-
 def report_progress(done: int, total: int, what: str) -> None:
     print(f"\r{done}/{total} {what}\033[K", end="", file=sys.stderr)
 
@@ -60,8 +51,8 @@ def row(scores: KvScores, token_bytes: float) -> str:
 
 def measure(arguments: argparse.Namespace, source: Path) -> Iterator[str]:
     materialize(arguments.source, source, "float16", report_progress)
-    reference = decoder_of(source)
-    candidate = decoder_of(arguments.weights) if arguments.weights else reference
+    reference = build_oracle(open_checkpoint(source))
+    candidate = build_oracle(open_checkpoint(arguments.weights)) if arguments.weights else reference
     tokenizer = load_tokenizer(source)
     blocks = read_blocks(arguments.text, tokenizer, arguments.blocks, arguments.block_tokens, "evaluation")
     prompts = [block[:64] for block in blocks[: arguments.prompts]]

@@ -20,20 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from sits_trt.checkpoint import Checkpoint, load_tokenizer, materialize, open_checkpoint, write_quantized
+from sits_trt.checkpoint import load_tokenizer, materialize, open_checkpoint, write_quantized
 from sits_trt.checkpoint.texts import read_blocks
 from sits_trt.console import show_error, stage_progress
 from sits_trt.errors import SitsError
-from sits_trt.models import Decoder, build_decoder
+from sits_trt.models import Decoder, build_oracle
 from sits_trt.models.scoring import AgreementSums, block_logits
 from sits_trt.quant import search_scales
 from sits_trt.quant.apply import quantized_tensors, storage_costs
 from sits_trt.quant.bit_budget import read_formats
 from sits_trt.recipe.schema import CalibrationSection, QuantizationSection
-from sits_trt.spec import WeightFormat
 
 SCHEMES = ("W4A16", "W8A16", "W4A8", "W8A8-FP8")
 CONSOLE = Console(stderr=True, highlight=False)
@@ -68,12 +66,6 @@ def wanted_rows(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return rows | {f"W4A16, budget {bits:g}": {"bits_per_weight": bits} for bits in arguments.bits}
 
 
-def decoder_of(checkpoint: Checkpoint, formats: dict[str, WeightFormat]) -> Decoder:
-    decoder = build_decoder(checkpoint.spec, checkpoint, formats, torch.float32)
-    decoder.dequantize_(torch.float32)
-    return decoder
-
-
 class Comparison:
     """The float model's logits on the evaluation text, and what candidates are beside them."""
 
@@ -82,7 +74,7 @@ class Comparison:
             materialize(source, work / "checkpoint", "float16", progress)
         self.checkpoint = open_checkpoint(work / "checkpoint")
         self.blocks = read_blocks(text, load_tokenizer(self.checkpoint.directory), blocks, 512, "evaluation")
-        reference = decoder_of(self.checkpoint, {})
+        reference = build_oracle(self.checkpoint, formats={})
         self.logits = [block_logits(reference, block) for block in self.blocks]
 
     def row(self, name: str, candidate: Decoder | None, bits: float, seconds: float | None) -> str:
@@ -111,11 +103,11 @@ def measure(arguments: argparse.Namespace, work: Path) -> Iterator[str]:
         write_quantized(work / f"{number}", checkpoint, quantized_tensors(checkpoint, scales), formats)
         quantized = open_checkpoint(work / f"{number}")
         bits = storage_costs(checkpoint.spec, formats)["bits_per_weight"]
-        yield comparison.row(name, decoder_of(quantized, formats), bits, seconds)
+        yield comparison.row(name, build_oracle(quantized), bits, seconds)
         if name == f"W4A16 g{arguments.group_size[0]}":
             coarse = {layer: replace(form, activations="int4") for layer, form in formats.items()}
             simulated = f"W4A4 g{arguments.group_size[0]}, simulated"
-            yield comparison.row(simulated, decoder_of(quantized, coarse), bits, None)
+            yield comparison.row(simulated, build_oracle(quantized, formats=coarse), bits, None)
 
 
 def main() -> int:

@@ -190,6 +190,13 @@ def only_writer(root: Path) -> Iterator[None]:
         yield
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON-like `value` in one step: a killed run leaves the file as it was, or none."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
 def replace_directory(new: Path, directory: Path) -> None:
     """Put directory `new` in the place of `directory`, which may exist."""
     old = directory.with_name(f".{directory.name}.replaced")

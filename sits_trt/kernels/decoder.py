@@ -47,18 +47,15 @@ class KernelDecoder:
     ) -> Tensor:
         decoder, spec = self._decoder, self._decoder.spec
         layers = cast(list[DecoderLayer], list(decoder.layers))
-        residual = nn.functional.embedding(input_ids, decoder.embedding)
-        if spec.embedding_scale != 1:
-            residual = residual * spec.embedding_scale
+        residual = decoder.embed(input_ids)
         normed = add_norm(self._launcher, residual, layers[0].input_norm.weight, spec.norm_eps)
         for index, layer in enumerate(layers):
             qkv = layer.qkv(normed)
             if spec.qk_norm:
                 qkv = layer.normed_heads(qkv)
-            table = decoder.second_rope if index in spec.second_rope_layers else decoder.rope
             attended = self._attention(
-                qkv, kv_pool, tile_table, context_lens, query_starts, table, index, spec.layer_windows[index],
-                spec.softmax_scale, kv_scales,
+                qkv, kv_pool, tile_table, context_lens, query_starts, decoder.layer_rope(index), index,
+                spec.layer_windows[index], spec.softmax_scale, kv_scales,
             )  # fmt: skip
             out = layer.o(attended)
             out = layer.attention_output_norm(out) if spec.post_norms else out

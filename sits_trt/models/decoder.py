@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from sits_trt.checkpoint import Checkpoint
 from sits_trt.errors import CheckpointError
 from sits_trt.models.linear import DenseLinear, Linear, QuantizedLinear, RoundedLinear, W4A16Linear, dequantize_, fuse
 from sits_trt.ops.attention import tiled_attention, tiled_attention_functional
@@ -204,13 +205,19 @@ class Decoder(nn.Module):
         logit_indices: Tensor,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        x = nn.functional.embedding(input_ids, self.embedding)
-        if self.spec.embedding_scale != 1:
-            x = x * self.spec.embedding_scale
+        x = self.embed(input_ids)
         for index, layer in enumerate(self.layers):
-            table = self.second_rope if index in self.spec.second_rope_layers else self.rope
-            x = layer(x, kv_pool, tile_table, context_lens, query_starts, table, kv_scales)
+            x = layer(x, kv_pool, tile_table, context_lens, query_starts, self.layer_rope(index), kv_scales)
         return self.logits(self.norm(x.index_select(0, logit_indices)))
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """Return the residual stream [tokens, hidden] before the first layer."""
+        x = nn.functional.embedding(input_ids, self.embedding)
+        return x if self.spec.embedding_scale == 1 else x * self.spec.embedding_scale
+
+    def layer_rope(self, index: int) -> Tensor:
+        """Return the table of layer `index`'s rotary embedding."""
+        return self.second_rope if index in self.spec.second_rope_layers else self.rope
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return float32 logits [outputs, vocab_size] for normed streams [outputs, hidden]."""
@@ -237,6 +244,19 @@ def build_decoder(
     decoder = Decoder(spec, source, num_positions or spec.max_positions)
     source.refuse_leftovers()
     return decoder.eval()
+
+
+def build_oracle(
+    checkpoint: Checkpoint, num_positions: int | None = None, formats: Mapping[str, WeightFormat] | None = None
+) -> Decoder:
+    """Build a checkpoint's decoder in float32, quantized weights decoded once: exact, and fast enough to score.
+
+    `formats` takes the place of the checkpoint's own. Raises CheckpointError as `build_decoder` does.
+    """
+    formats = checkpoint.formats if formats is None else formats
+    decoder = build_decoder(checkpoint.spec, checkpoint, formats, torch.float32, num_positions)
+    decoder.dequantize_(torch.float32)
+    return decoder
 
 
 def build_layer(

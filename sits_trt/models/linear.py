@@ -27,14 +27,28 @@ class DenseLinear(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-class W4A16Linear(nn.Module):
-    """The INT4 linear. Buffers are the arguments of `ops.w4a16_linear`, with the same shapes."""
+class _CodedLinear(nn.Module):
+    """The buffers of a linear that is stored as codes: arguments of its op, with the same shapes."""
 
     qweight: Tensor
     scales: Tensor
     zeros: Tensor | None
     bias: Tensor | None
     input_scale: Tensor | None
+
+    def __init__(
+        self, qweight: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, input_scale: Tensor | None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("qweight", qweight)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", zeros)
+        self.register_buffer("bias", bias)
+        self.register_buffer("input_scale", input_scale)
+
+
+class W4A16Linear(_CodedLinear):
+    """The INT4 linear: `ops.w4a16_linear`."""
 
     def __init__(
         self,
@@ -45,12 +59,7 @@ class W4A16Linear(nn.Module):
         input_scale: Tensor | None,
         group_size: int,
     ) -> None:
-        super().__init__()
-        self.register_buffer("qweight", qweight)
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", zeros)
-        self.register_buffer("bias", bias)
-        self.register_buffer("input_scale", input_scale)
+        super().__init__(qweight, scales, zeros, bias, input_scale)
         self.group_size = group_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,14 +74,8 @@ class W4A16Linear(nn.Module):
         )
 
 
-class QuantizedLinear(nn.Module):
-    """A linear of any format. Buffers are the arguments of `ops.quantized_linear`, with the same shapes."""
-
-    qweight: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    bias: Tensor | None
-    input_scale: Tensor | None
+class QuantizedLinear(_CodedLinear):
+    """A linear of any format: `ops.quantized_linear`."""
 
     def __init__(
         self,
@@ -83,12 +86,7 @@ class QuantizedLinear(nn.Module):
         input_scale: Tensor | None,
         form: WeightFormat,
     ) -> None:
-        super().__init__()
-        self.register_buffer("qweight", qweight)
-        self.register_buffer("scales", scales)
-        self.register_buffer("zeros", zeros)
-        self.register_buffer("bias", bias)
-        self.register_buffer("input_scale", input_scale)
+        super().__init__(qweight, scales, zeros, bias, input_scale)
         self.form = form
 
     def forward(self, x: Tensor) -> Tensor:

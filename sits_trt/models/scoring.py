@@ -12,15 +12,11 @@ from torch import Tensor
 from sits_trt.errors import CheckpointError
 from sits_trt.models.decoder import Decoder
 from sits_trt.ops import allocate_pool
-from sits_trt.progress import Progress
+from sits_trt.progress import Progress, silent
 from sits_trt.spec import TileSpec
 
 _ROWS = 64
 """Positions whose whole-vocabulary distributions are compared at a time."""
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    """The progress callback of callers that show none."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ def compare(
     reference: Decoder,
     candidate: Decoder,
     blocks: Sequence[Sequence[int]],
-    progress: Progress = _silent,
+    progress: Progress = silent,
     kv_dtype: str = "",
 ) -> Agreement:
     """Run both decoders over blocks of token ids and return how far the candidate is from the reference.
@@ -164,7 +160,7 @@ def greedy_tokens(
     decoder: Decoder,
     prompts: Sequence[Sequence[int]],
     tokens: int,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     kv_dtype: str = "",
 ) -> list[list[int]]:
     """Return the `tokens` most likely next tokens, one after another, of every prompt; end tokens do not end it.
@@ -199,7 +195,7 @@ def exact_match(
     candidate: Decoder,
     prompts: Sequence[Sequence[int]],
     tokens: int,
-    progress: Progress = _silent,
+    progress: Progress = silent,
     kv_dtype: str = "",
 ) -> ExactMatch:
     """Compare the greedy answers of both decoders, `tokens` tokens for each prompt.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from sits_trt.ops.rope import apply_rope
+
+Places = tuple[Tensor, Tensor]
+"""Where new tokens go: their tiles and the offsets in them, int64 [tokens] each."""
 
 
 def _token_places(tile_table: Tensor, context_lens: Tensor, query_starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +60,50 @@ def block_attention(
     return _attend(q, k.transpose(0, 1), v.transpose(0, 1), 0, window, scale, softcap)
 
 
+def attend_over_tiles(
+    qkv: Tensor,
+    tile_table: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    rope_table: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    tile_tokens: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    write: Callable[[Places, int, Tensor], None],
+    read: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """`tiled_attention` over whatever pool `write` and `read` know; side 0 is K, 1 is V.
+
+    `write` puts rows [tokens, num_kv_heads, head_dim] at their places; `read` returns the tiles of these ids,
+    [tiles, num_kv_heads, tile_tokens, head_dim]. The arithmetic and the other arguments are `tiled_attention`'s.
+    """
+    tokens, dim = qkv.shape[0], rope_table.shape[-1]
+    exact = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    sequence, position = _token_places(tile_table, context_lens, query_starts, tokens)
+    q, k, v = qkv.reshape(tokens, -1, dim).to(exact).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    rows = rope_table.to(exact)[position]
+    q, k = apply_rope(q, rows), apply_rope(k, rows)
+    places = tile_table[sequence, position // tile_tokens].long(), position % tile_tokens
+    write(places, 0, k)
+    write(places, 1, v)
+    out = qkv.new_empty(tokens, num_heads * dim)
+    starts, contexts = query_starts.tolist(), context_lens.tolist()
+    for index, context in enumerate(contexts):
+        begin, end = starts[index], starts[index + 1]
+        if begin == end:
+            continue
+        total = context + end - begin
+        used = tile_table[index, : -(-total // tile_tokens)].long()
+        keys, values = (
+            read(used, side).permute(1, 0, 2, 3).reshape(num_kv_heads, -1, dim)[:, :total].to(exact) for side in (0, 1)
+        )
+        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale, softcap).to(out.dtype)
+    return out
+
+
 @torch.library.custom_op("sits::tiled_attention", mutates_args=("kv_pool",))
 def tiled_attention(
     qkv: Tensor,
@@ -82,47 +131,18 @@ def tiled_attention(
     scale: factor of the scores. softcap: c turns a score x into c * tanh(x / c); 0 leaves it as it is.
     Returns [tokens, num_heads * head_dim] in qkv's dtype. Arithmetic is float32, or float64 for float64 input.
     """
-    tokens, dim, tile_tokens = qkv.shape[0], kv_pool.shape[-1], kv_pool.shape[-2]
-    exact = torch.float64 if qkv.dtype == torch.float64 else torch.float32
-    sequence, position = _token_places(tile_table, context_lens, query_starts, tokens)
-    q, k, v = qkv.reshape(tokens, -1, dim).to(exact).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    rows = rope_table.to(exact)[position]
-    q, k = apply_rope(q, rows), apply_rope(k, rows)
-    tiles, offsets = tile_table[sequence, position // tile_tokens].long(), position % tile_tokens
-    kv_pool[tiles, layer, 0, :, offsets] = k.to(kv_pool.dtype)
-    kv_pool[tiles, layer, 1, :, offsets] = v.to(kv_pool.dtype)
-    out = qkv.new_empty(tokens, num_heads * dim)
-    starts, contexts = query_starts.tolist(), context_lens.tolist()
-    for index, context in enumerate(contexts):
-        begin, end = starts[index], starts[index + 1]
-        if begin == end:
-            continue
-        total = context + end - begin
-        used = tile_table[index, : -(-total // tile_tokens)].long()
-        keys, values = (
-            kv_pool[used, layer, side].permute(1, 0, 2, 3).reshape(num_kv_heads, -1, dim)[:, :total].to(exact)
-            for side in (0, 1)
-        )
-        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale, softcap).to(out.dtype)
-    return out
 
+    def write(places: Places, side: int, new: Tensor) -> None:
+        tiles, offsets = places
+        kv_pool[tiles, layer, side, :, offsets] = new.to(kv_pool.dtype)
 
-@tiled_attention.register_fake
-def _(
-    qkv: Tensor,
-    kv_pool: Tensor,
-    tile_table: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
-    rope_table: Tensor,
-    layer: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int,
-    scale: float,
-    softcap: float = 0.0,
-) -> Tensor:
-    return qkv.new_empty(qkv.shape[0], num_heads * kv_pool.shape[-1])
+    def read(used: Tensor, side: int) -> Tensor:
+        return kv_pool[used, layer, side]
+
+    return attend_over_tiles(
+        qkv, tile_table, context_lens, query_starts, rope_table, num_heads, num_kv_heads, kv_pool.shape[-2],
+        window, scale, softcap, write, read,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("sits::tiled_attention_functional", mutates_args=())
@@ -147,6 +167,7 @@ def tiled_attention_functional(
     )  # fmt: skip
 
 
+@tiled_attention.register_fake
 @tiled_attention_functional.register_fake
 def _(
     qkv: Tensor,

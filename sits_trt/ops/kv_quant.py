@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sits_trt.ops.attention import _attend, _token_places
-from sits_trt.ops.rope import apply_rope
+from sits_trt.ops.attention import Places, attend_over_tiles
 
 LARGEST_CODE = {"int8": 127.0, "float8_e4m3": 448.0, "int4": 7.0}
 """Absolute value of the largest code of each kind; codes are symmetric around zero."""
@@ -61,56 +60,21 @@ def quantized_tiled_attention(
     `kind` is one of LARGEST_CODE. New tokens attend to themselves as later tokens will: through their codes. Other
     arguments, the result and the arithmetic are those of `tiled_attention`; codes are chosen in float32.
     """
-    tokens, tile_tokens = qkv.shape[0], kv_pool.shape[-2]
-    dim = rope_table.shape[-1]
-    exact = torch.float64 if qkv.dtype == torch.float64 else torch.float32
-    sequence, position = _token_places(tile_table, context_lens, query_starts, tokens)
-    q, k, v = qkv.reshape(tokens, -1, dim).to(exact).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    rows = rope_table.to(exact)[position]
-    q, k = apply_rope(q, rows), apply_rope(k, rows)
-    tiles, offsets = tile_table[sequence, position // tile_tokens].long(), position % tile_tokens
     pool_bytes = kv_pool.view(torch.uint8)  # torch indexes few devices' FP8 tensors
-    for side, new in ((0, k), (1, v)):
+
+    def write(places: Places, side: int, new: Tensor) -> None:
+        tiles, offsets = places
         codes, scales = quantize_kv(new, kind)
         pool_bytes[tiles, layer, side, :, offsets] = codes.view(torch.uint8)
         kv_scales[tiles, layer, side, :, offsets] = scales
-    out = qkv.new_empty(tokens, num_heads * dim)
-    starts, contexts = query_starts.tolist(), context_lens.tolist()
-    for index, context in enumerate(contexts):
-        begin, end = starts[index], starts[index + 1]
-        if begin == end:
-            continue
-        total = context + end - begin
-        used = tile_table[index, : -(-total // tile_tokens)].long()
-        keys, values = (
-            dequantize_kv(pool_bytes[used, layer, side].view(kv_pool.dtype), kv_scales[used, layer, side], kind)
-            .permute(1, 0, 2, 3)
-            .reshape(num_kv_heads, -1, dim)[:, :total]
-            .to(exact)
-            for side in (0, 1)
-        )
-        out[begin:end] = _attend(q[begin:end], keys, values, context, window, scale, softcap).to(out.dtype)
-    return out
 
+    def read(used: Tensor, side: int) -> Tensor:
+        return dequantize_kv(pool_bytes[used, layer, side].view(kv_pool.dtype), kv_scales[used, layer, side], kind)
 
-@quantized_tiled_attention.register_fake
-def _(
-    qkv: Tensor,
-    kv_pool: Tensor,
-    kv_scales: Tensor,
-    tile_table: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
-    rope_table: Tensor,
-    layer: int,
-    num_heads: int,
-    num_kv_heads: int,
-    window: int,
-    scale: float,
-    kind: str,
-    softcap: float = 0.0,
-) -> Tensor:
-    return qkv.new_empty(qkv.shape[0], num_heads * rope_table.shape[-1])
+    return attend_over_tiles(
+        qkv, tile_table, context_lens, query_starts, rope_table, num_heads, num_kv_heads, kv_pool.shape[-2],
+        window, scale, softcap, write, read,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("sits::quantized_tiled_attention_functional", mutates_args=())
@@ -137,6 +101,7 @@ def quantized_tiled_attention_functional(
     )  # fmt: skip
 
 
+@quantized_tiled_attention.register_fake
 @quantized_tiled_attention_functional.register_fake
 def _(
     qkv: Tensor,

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sits_trt.artifacts import QUANTIZATION_REPORT
+from sits_trt.artifacts import QUANTIZATION_REPORT, write_json
 from sits_trt.checkpoint import Checkpoint, load_tokenizer, open_checkpoint, write_quantized
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.checkpoint.materialize import all_finite
@@ -83,9 +83,7 @@ def _write(
         "seconds": round(time.monotonic() - began, 1),
         "calibrated_tokens": calibrated,
     }
-    partial = out_dir / f"{QUANTIZATION_REPORT}.partial"
-    partial.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    partial.replace(out_dir / QUANTIZATION_REPORT)
+    write_json(out_dir / QUANTIZATION_REPORT, report)
 
 
 def quantized_tensors(checkpoint: Checkpoint, scales_dir: Path) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sits_trt.artifacts import write_json
 from sits_trt.checkpoint import Checkpoint
 from sits_trt.checkpoint.expected import linear_shapes
 from sits_trt.errors import QuantizationError
@@ -65,7 +66,7 @@ def decide_formats(
             for name in part.names
         }
         losses = measure_losses(checkpoint, blocks, candidates, out_dir, progress)
-        _write(out_dir, spend(checkpoint.spec, section, losses), losses)
+        write_json(out_dir / BUDGET_NAME, {"chosen": spend(checkpoint.spec, section, losses), "losses": losses})
     return read_formats(checkpoint.spec, section, out_dir)
 
 
@@ -149,9 +150,3 @@ def _check(spec: ModelSpec, section: QuantizationSection, parts: list[_Part]) ->
             f"bits_per_weight {section.bits_per_weight:g} cannot be met: the smallest formats of budget_formats take "
             f"{section.bits_per_weight + missing / weights:.3f} on average"
         )
-
-
-def _write(out_dir: Path, chosen: Mapping[str, str], losses: Losses) -> None:
-    partial = out_dir / f"{BUDGET_NAME}.partial"
-    partial.write_text(json.dumps({"chosen": chosen, "losses": losses}, indent=1, sort_keys=True) + "\n", "utf-8")
-    partial.replace(out_dir / BUDGET_NAME)

@@ -7,8 +7,6 @@ import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-import torch
-
 from sits_trt import __version__
 from sits_trt.artifacts import (
     BuildDirectory,
@@ -23,7 +21,7 @@ from sits_trt.artifacts import (
 from sits_trt.checkpoint import load_tokenizer, open_checkpoint, source_digest
 from sits_trt.checkpoint.texts import read_blocks, text_digest
 from sits_trt.errors import CheckpointError, RecipeError, SitsError
-from sits_trt.models import Decoder, build_decoder
+from sits_trt.models import Decoder, build_oracle
 from sits_trt.models.scoring import compare, exact_match
 from sits_trt.models.threads import leave_a_core
 from sits_trt.progress import Progress
@@ -150,10 +148,7 @@ def _positions(checkpoint: Path, section: AccuracySection) -> int:
 
 def _load(directory: Path, positions: int) -> Decoder:
     leave_a_core()
-    checkpoint = open_checkpoint(directory)
-    decoder = build_decoder(checkpoint.spec, checkpoint, checkpoint.formats, torch.float32, positions)
-    decoder.dequantize_(torch.float32)
-    return decoder
+    return build_oracle(open_checkpoint(directory), positions)
 
 
 def _part(progress: Progress, start: int, end: int, what: str) -> Progress:

@@ -14,6 +14,7 @@ from sits_trt.contract import EngineLimits
 from sits_trt.kernels.decoder import KernelDecoder
 from sits_trt.models import Decoder
 from sits_trt.ops import allocate_pool
+from sits_trt.runtime.runners.arrays import to_device
 from sits_trt.runtime.step import StepInputs
 from sits_trt.spec import TileSpec
 
@@ -73,7 +74,7 @@ class CudaRunner:
     def run(self, inputs: StepInputs) -> Tensor:
         with torch.inference_mode():
             if not is_decode(inputs):
-                return self._compute(_to_device(inputs, self._pool.device))
+                return self._compute(to_device(inputs, self._pool.device))
             batch = len(inputs.context_lens)
             graph = self._graphs[min(size for size in self._graphs if size >= batch)]
             logits = graph.replay(padded_decode(inputs, graph.size, self._width, self.num_tiles))
@@ -94,7 +95,7 @@ class CudaRunner:
             query_starts=np.zeros(1, dtype=np.int32),
             logit_indices=np.zeros(0, dtype=np.int32),
         )
-        arrays = _to_device(padded_decode(nobody, size, self._width, self.num_tiles), self._pool.device)
+        arrays = to_device(padded_decode(nobody, size, self._width, self.num_tiles), self._pool.device)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
@@ -121,9 +122,3 @@ class _Graph:
             array.copy_(torch.from_numpy(getattr(inputs, name)))
         self.graph.replay()
         return self.logits
-
-
-def _to_device(inputs: StepInputs, device: torch.device) -> dict[str, Tensor]:
-    return {
-        field.name: torch.from_numpy(getattr(inputs, field.name)).to(device) for field in dataclasses.fields(inputs)
-    }

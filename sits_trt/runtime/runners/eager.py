@@ -12,6 +12,7 @@ from sits_trt.checkpoint import open_checkpoint
 from sits_trt.models import Decoder, build_decoder
 from sits_trt.models.threads import leave_a_core
 from sits_trt.ops import allocate_pool
+from sits_trt.runtime.runners.arrays import to_device
 from sits_trt.runtime.step import StepInputs
 from sits_trt.spec import TileSpec
 
@@ -27,18 +28,9 @@ class EagerRunner:
         self._pool, self._scales = allocate_pool(tile, num_tiles, self._device)
 
     def run(self, inputs: StepInputs) -> Tensor:
-        ids, table, contexts, starts, wanted = (
-            torch.from_numpy(array).to(self._device)
-            for array in (
-                inputs.input_ids,
-                inputs.tile_table,
-                inputs.context_lens,
-                inputs.query_starts,
-                inputs.logit_indices,
-            )
-        )
+        arrays = to_device(inputs, self._device)
         with torch.inference_mode():
-            logits: Tensor = self._decoder(ids, self._pool, table, contexts, starts, wanted, self._scales)
+            logits: Tensor = self._decoder(kv_pool=self._pool, kv_scales=self._scales, **arrays)
         return logits
 
     def close(self) -> None:
