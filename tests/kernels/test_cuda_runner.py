@@ -11,6 +11,7 @@ from sits_trt.models import build_decoder
 from sits_trt.runtime.runners.eager import EagerRunner
 from sits_trt.runtime.step import StepInputs
 from sits_trt.spec import TileSpec
+from tests.support.gpu_launcher import gpu_launcher
 from tests.support.quantized import quantize_tensors
 from tests.support.tiny import tiny_spec, tiny_tensors
 
@@ -35,14 +36,10 @@ def step(counts: list[int], contexts: list[int], seed: int) -> StepInputs:
 
 
 def test_it_gives_the_eager_runners_logits(tmp_path) -> None:
-    from sits_plugins.compile import compile_bundle
-    from sits_plugins.launch import BundleLauncher
-
     from sits_trt.runtime.runners.cuda import CudaRunner
 
     tensors, formats = quantize_tensors(tiny_tensors(SPEC), 64, scale_recover=True, dense=("up_proj",))
-    major, minor = torch.cuda.get_device_capability()
-    launcher = BundleLauncher(compile_bundle(10 * major + minor, tmp_path / "kernels"))
+    launcher = gpu_launcher(tmp_path / "kernels")
     tile, limits = TileSpec.of(SPEC, 64), EngineLimits(5, 256, 256, 20)
     plain, taken = (build_decoder(SPEC, tensors, formats, torch.float16).to("cuda") for _ in range(2))
     eager, cuda = EagerRunner(plain, tile, 20), CudaRunner(taken, tile, 20, limits, launcher)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
-from sits_plugins.launcher import BUNDLE_VARIABLE, LinearCall
+from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_plan import DenseShape, workspace
 from sits_plugins.linear_shapes import BALANCED, HOPPER, STREAM, StreamShape
 
 from sits_trt.kernels.linear import KernelLinear
+from tests.support.gpu_launcher import gpu_launcher
 from tests.support.linear import random_weight
 
 pytestmark = [
@@ -26,20 +25,7 @@ TOLERANCE = {torch.float16: 8e-4, torch.bfloat16: 6e-3}
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory):
-    """The launcher of the bundle that SITS_KERNEL_BUNDLE names, or of one compiled for this GPU."""
-    from sits_plugins.bundle import KernelBundle
-    from sits_plugins.launch import BundleLauncher
-
-    given = os.environ.get(BUNDLE_VARIABLE)
-    if given:
-        return BundleLauncher(KernelBundle.load(Path(given)))
-    from sits_plugins.compile import compile_bundle
-
-    major, minor = torch.cuda.get_device_capability()
-    directory = tmp_path_factory.mktemp("kernels")
-    return BundleLauncher(
-        compile_bundle(10 * major + minor, directory, wanted=lambda name: name.startswith("linear_"))
-    )  # fmt: skip
+    return gpu_launcher(tmp_path_factory.mktemp("kernels"), lambda name: name.startswith("linear_"))
 
 
 def run(launcher, shape, weight, x):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from itertools import accumulate, product
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sits_plugins.attention_names import needed
-from sits_plugins.launcher import BUNDLE_VARIABLE
 from sits_plugins.tensorrt_attention import ATTENTION
 from sits_plugins.tensorrt_linear import LINEAR
 from torch import Tensor
@@ -20,6 +17,7 @@ from sits_trt.kernels.linear import relay_codes, relay_groups
 from sits_trt.ops import quantized_tiled_attention, rope_table, tiled_attention
 from sits_trt.ops.kv_quant import dequantize_kv, quantize_kv
 from sits_trt.spec import RopeSpec, TileSpec
+from tests.support.gpu_launcher import current_sm, gpu_launcher
 from tests.support.linear import random_weight
 from tests.support.plugin_driver import create, enqueue
 
@@ -35,24 +33,8 @@ OPTIONS = ("zeros", "bias", "input_scale")
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The launcher of the bundle that SITS_KERNEL_BUNDLE names, or of one compiled for this GPU."""
-    from sits_plugins.bundle import KernelBundle
-    from sits_plugins.launch import BundleLauncher
-
-    if given := os.environ.get(BUNDLE_VARIABLE):
-        return BundleLauncher(KernelBundle.load(Path(given)))
-    from sits_plugins.compile import compile_bundle
-
-    major, minor = torch.cuda.get_device_capability()
-    sm = 10 * major + minor
-    attention = [needed(sm, "float16", kv_dtype, DIM, HEADS // KV_HEADS, 64) for kv_dtype in KV_DTYPES]
-    return BundleLauncher(
-        compile_bundle(
-            sm,
-            tmp_path_factory.mktemp("kernels"),
-            wanted=lambda name: name.startswith("linear_") or any(wanted(name) for wanted in attention),
-        )
-    )
+    attention = [needed(current_sm(), "float16", kv_dtype, DIM, HEADS // KV_HEADS, 64) for kv_dtype in KV_DTYPES]
+    return gpu_launcher(tmp_path_factory.mktemp("kernels"), lambda name: any(wanted(name) for wanted in attention))
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
