@@ -22,9 +22,11 @@ class Runner(Protocol):
     def num_tiles(self) -> int: ...
 
     def run(self, inputs: StepInputs) -> Tensor:
-        """Compute one step; return float32 logits [outputs, vocab_size].
+        """Compute one step; return float32 logits [outputs, vocab_size], which the next step may overwrite.
 
-        The new tokens' keys and values are in the pool afterwards. Running the same step again must give the same.
+        It may return before the device is done with it; whatever is enqueued on the device's current stream afterwards
+        comes after it. The new tokens' keys and values are in the pool then. Running the same step again must give the
+        same.
         Raises RowsFailed when the failure belongs to some of the sequences; any other error ends the executor.
         """
         ...

@@ -14,8 +14,8 @@ from sits_trt.contract import EngineLimits
 from sits_trt.kernels.decoder import KernelDecoder
 from sits_trt.models import Decoder
 from sits_trt.ops import allocate_pool
-from sits_trt.runtime.runners.arrays import to_device
-from sits_trt.runtime.step import StepInputs
+from sits_trt.runtime.runners.arrays import packed, to_device, views
+from sits_trt.runtime.step import IntArray, StepInputs
 from sits_trt.spec import TileSpec
 
 WARM_UPS = 2
@@ -42,14 +42,22 @@ def padded_decode(inputs: StepInputs, size: int, width: int, spare_tile: int) ->
     table = np.zeros((size, width), dtype=np.int32)
     table[:batch, : inputs.tile_table.shape[1]] = inputs.tile_table
     table[batch:, 0] = spare_tile
-    added = (0, size - batch)
+    input_ids, context_lens = np.zeros((2, size), dtype=np.int32)
+    input_ids[:batch], context_lens[:batch] = inputs.input_ids, inputs.context_lens
     return StepInputs(
-        input_ids=np.pad(inputs.input_ids, added),
+        input_ids=input_ids,
         tile_table=table,
-        context_lens=np.pad(inputs.context_lens, added),
+        context_lens=context_lens,
         query_starts=np.arange(size + 1, dtype=np.int32),
         logit_indices=np.arange(size, dtype=np.int32),
     )
+
+
+def wanted_rows(logits: Tensor, indices: IntArray) -> Tensor:
+    """Return the rows `indices` of `logits`, without a copy where they are the first ones in order."""
+    if np.array_equal(indices, np.arange(len(indices))):
+        return logits[: len(indices)]
+    return logits[torch.from_numpy(indices).to(logits.device)]
 
 
 class CudaRunner:
@@ -68,8 +76,9 @@ class CudaRunner:
             launcher.load_all()
             # From the largest: the smaller ones find their memory in its.
             sizes = sorted(graph_sizes(limits.max_batch_size), reverse=True)
-            memory = torch.cuda.graph_pool_handle()
-            self._graphs = {size: self._capture(size, memory) for size in sizes}
+            # One stream for all: libraries keep a workspace for each.
+            memory, aside = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self._graphs = {size: self._capture(size, memory, aside) for size in sizes}
 
     def run(self, inputs: StepInputs) -> Tensor:
         with torch.inference_mode():
@@ -78,8 +87,7 @@ class CudaRunner:
             batch = len(inputs.context_lens)
             graph = self._graphs[min(size for size in self._graphs if size >= batch)]
             logits = graph.replay(padded_decode(inputs, graph.size, self._width, self.num_tiles))
-            # A copy: the graph's own memory is written again by the next step.
-            return logits[torch.from_numpy(inputs.logit_indices).to(logits.device)]
+            return wanted_rows(logits, inputs.logit_indices)
 
     def close(self) -> None:
         del self._graphs, self._decoder, self._pool, self._scales
@@ -87,7 +95,7 @@ class CudaRunner:
     def _compute(self, arrays: dict[str, Tensor]) -> Tensor:
         return self._decoder(kv_pool=self._pool, kv_scales=self._scales, **arrays)
 
-    def _capture(self, size: int, memory: Any) -> _Graph:
+    def _capture(self, size: int, memory: Any, aside: torch.cuda.Stream) -> _Graph:
         nobody = StepInputs(
             input_ids=np.zeros(0, dtype=np.int32),
             tile_table=np.zeros((0, 0), dtype=np.int32),
@@ -95,30 +103,30 @@ class CudaRunner:
             query_starts=np.zeros(1, dtype=np.int32),
             logit_indices=np.zeros(0, dtype=np.int32),
         )
-        arrays = to_device(padded_decode(nobody, size, self._width, self.num_tiles), self._pool.device)
-        aside = torch.cuda.Stream()
+        inputs = padded_decode(nobody, size, self._width, self.num_tiles)
+        numbers = packed(inputs, self._pool.device).to(self._pool.device)
+        arrays = views(numbers, inputs)
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):
                 self._compute(arrays)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        with torch.cuda.graph(graph, pool=memory, stream=aside):
             logits = self._compute(arrays)
-        return _Graph(size, graph, arrays, logits)
+        return _Graph(size, graph, numbers, logits)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Graph:
-    """The captured step of one batch size: the memory that it reads, and the logits [size, vocab] that it writes."""
+    """The captured step of one batch size: the packed arrays that it reads, the logits [size, vocab] that it writes."""
 
     size: int
     graph: torch.cuda.CUDAGraph
-    arrays: dict[str, Tensor]
+    numbers: Tensor
     logits: Tensor
 
     def replay(self, inputs: StepInputs) -> Tensor:
-        for name, array in self.arrays.items():
-            array.copy_(torch.from_numpy(getattr(inputs, name)))
+        self.numbers.copy_(packed(inputs, self.numbers.device), non_blocking=True)
         self.graph.replay()
         return self.logits
