@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -14,19 +15,57 @@ from sits_plugins.launcher import AttentionCall, LinearCall
 
 from sits_trt.errors import ArtifactMismatch, PluginError
 
-_CTYPES = {"pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
+_PACKED = {"pointer": "Q", "i64": "q", "i32": "i4x", "f32": "f4x"}
+"""Argument types in the language of `struct`, 8 bytes each."""
+
 Grid = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
 class _Loaded:
-    """A kernel in memory, with one slot for each argument and the array of their addresses that the driver takes."""
+    """A kernel in memory, and all that a launch needs ready made: a prefill is hundreds of launches in a row."""
 
-    kernel: Kernel
-    function: Any
-    slots: tuple[Any, ...]
-    addresses: Any
-    config: Any
+    def __init__(self, kernel: Kernel, function: Any, dependent: bool) -> None:
+        self.kernel, self.function = kernel, function
+        self.config = _launch_config(kernel, dependent)
+        names = [name for name, _ in kernel.arguments]
+        self._pick = itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
+        self._pack = struct.Struct("=" + "".join(_PACKED[kind] for _, kind in kernel.arguments)).pack_into
+        slots = len(names) + kernel.hidden_pointers
+        self._arguments = (ctypes.c_uint64 * slots)()
+        begin = ctypes.addressof(self._arguments)
+        self._pointers = (ctypes.c_void_p * slots)(*(begin + 8 * slot for slot in range(slots)))
+        self.parameters = ctypes.addressof(self._pointers)
+        known = {name for axis in kernel.grid for name, _ in axis.sizes} <= set(names)
+        self._axes = known and [
+            (axis.times, [(names.index(name), per) for name, per in axis.sizes]) for axis in kernel.grid
+        ]  # fmt: skip
+
+    def values(self, args: Sequence[Any] | Mapping[str, Any]) -> Sequence[Any]:
+        """Return the arguments in the manifest's order. Raises PluginError where one is missing or too much."""
+        arguments = self.kernel.arguments
+        if not isinstance(args, tuple | list):
+            try:
+                return self._pick(args)
+            except KeyError:
+                absent = ", ".join(name for name, _ in arguments if name not in args)
+                raise PluginError(f"launched without {absent}", f"kernel {self.kernel.name}") from None
+        if len(args) != len(arguments):
+            raise PluginError(f"takes {len(arguments)} arguments, got {len(args)}", f"kernel {self.kernel.name}")
+        return args
+
+    def grid(self, values: Sequence[Any]) -> Grid:
+        """Return what the manifest's rule gives for these arguments."""
+        assert self._axes, f"the grid of kernel {self.kernel.name} is not a matter of its arguments"
+        found = []
+        for blocks, sizes in self._axes:
+            for place, per in sizes:
+                blocks *= -(-values[place] // per)
+            found.append(blocks)
+        return found[0], found[1], found[2]
+
+    def set(self, values: Sequence[Any]) -> None:
+        """Write the arguments where `parameters`, the address that the driver takes, leads to."""
+        self._pack(self._arguments, 0, *values)
 
 
 class BundleLauncher:
@@ -58,31 +97,17 @@ class BundleLauncher:
         """
         with self._lock:
             loaded = self._loaded.get(name) or self._load(name)
-            kernel = loaded.kernel
-            names = [argument for argument, _ in kernel.arguments]
-            if isinstance(args, Mapping):
-                absent = [argument for argument in names if argument not in args]
-                if absent:
-                    raise PluginError(f"launched without {', '.join(absent)}", f"kernel {name}")
-                values: Sequence[Any] = [args[argument] for argument in names]
-            else:
-                values = args
-            if len(values) != len(names):
-                raise PluginError(f"takes {len(names)} arguments, got {len(values)}", f"kernel {name}")
-            for slot, value in zip(loaded.slots, values, strict=False):
-                slot.value = value
-            if grid is None:
-                by_name = dict(zip(names, values, strict=True))
-                grid = (
-                    kernel.grid[0].blocks(by_name), kernel.grid[1].blocks(by_name), kernel.grid[2].blocks(by_name)
-                )  # fmt: skip
+            values = loaded.values(args)
+            grid = grid or loaded.grid(values)
             if 0 in grid:
                 return
+            loaded.set(values)
             config = loaded.config
             config.gridDimX, config.gridDimY, config.gridDimZ = grid
             config.hStream = stream
-            (status,) = cuda.cuLaunchKernelEx(config, loaded.function, ctypes.addressof(loaded.addresses), 0)
-        _check(status, f"launch of kernel {name} with grid {grid}")
+            (status,) = cuda.cuLaunchKernelEx(config, loaded.function, loaded.parameters, 0)
+        if status != cuda.CUresult.CUDA_SUCCESS:
+            _check(status, f"launch of kernel {name} with grid {grid}")
 
     def zero(self, address: int, size_bytes: int, stream: int) -> None:
         """Enqueue the zeroing of `size_bytes`, a multiple of 4, at a byte address."""
@@ -120,11 +145,7 @@ class BundleLauncher:
             attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = cuda.cuFuncSetAttribute(function, attribute, kernel.shared_bytes)
             _check(status, f"{kernel.shared_bytes} bytes of shared memory for kernel {name}")
-        kinds = [kind for _, kind in kernel.arguments] + ["pointer"] * kernel.hidden_pointers
-        slots = tuple(_CTYPES[kind](0) for kind in kinds)
-        addresses = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(slot) for slot in slots))
-        config = _launch_config(kernel, kernel.dependent and self.sm >= 90)
-        self._loaded[name] = _Loaded(kernel, function, slots, addresses, config)
+        self._loaded[name] = _Loaded(kernel, function, kernel.dependent and self.sm >= 90)
         return self._loaded[name]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sits_trt.errors import PluginError
 
@@ -13,8 +12,7 @@ BUNDLE_VARIABLE = "SITS_KERNEL_BUNDLE"
 """Environment variable with the directory of the kernel bundle, for processes that load an engine by themselves."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
+class AttentionCall(NamedTuple):
     """One launch of tiled attention. Addresses are byte addresses on the launcher's device.
 
     Shapes and meaning of the operands: `contract.ATTENTION_INPUTS`; `out` is the result, `kv_scales` the float16
@@ -50,8 +48,7 @@ class AttentionCall:
     arrivals: int = 0
 
 
-@dataclass(frozen=True)
-class LinearCall:
+class LinearCall(NamedTuple):
     """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
 
     `layout` is the `layouts.WeightLayout` of qweight, scales and zeros; the workspace is of

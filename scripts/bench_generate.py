@@ -152,7 +152,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bundle", type=Path, required=True, help="a directory of compiled kernels for this GPU")
     parser.add_argument("--batch", type=int, nargs="+", default=sorted(PUBLISHED))
-    parser.add_argument("--step-tokens", type=int, default=8256, help="new tokens of one step: 8192, and 64 that decode")
+    parser.add_argument(
+        "--step-tokens", type=int, default=8256, help="new tokens of one step: 8192, and 64 that decode"
+    )
     parser.add_argument("--profile", action="store_true", help="also list the kernels of a decode and a prefill step")
     args = parser.parse_args()
     random.seed(0)

@@ -45,14 +45,9 @@ class KernelLinear(nn.Module):
     """`models.linear.W4A16Linear` on a GPU: the same function, through the kernels of a bundle.
 
     Activations are [tokens, in], float16 or bfloat16; scales, bias and input scale are kept in `dtype`, which is
-    theirs. Fit for CUDA graph capture once the launcher has loaded its kernels.
+    theirs. The layer stays on the device where it was made. Fit for CUDA graph capture once the launcher has loaded its
+    kernels.
     """
-
-    qweight: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    bias: Tensor | None
-    input_scale: Tensor | None
 
     def __init__(self, layer: W4A16Linear, dtype: torch.dtype, launcher: Launches) -> None:
         super().__init__()
@@ -60,11 +55,14 @@ class KernelLinear(nn.Module):
         self.group_size = layer.group_size
         self.dtype = dtype
         self.launcher = launcher
-        self.register_buffer("qweight", relay_codes(layer.qweight))
-        self.register_buffer("scales", relay_groups(layer.scales.to(dtype), layer.group_size))
-        self.register_buffer("zeros", None if layer.zeros is None else relay_groups(layer.zeros, layer.group_size))
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.to(dtype))
-        self.register_buffer("input_scale", None if layer.input_scale is None else layer.input_scale.to(dtype))
+        # Plain attributes, not buffers: their addresses, taken once, are passed on with every launch.
+        self.qweight = relay_codes(layer.qweight)
+        self.scales = relay_groups(layer.scales.to(dtype), layer.group_size)
+        self.zeros = None if layer.zeros is None else relay_groups(layer.zeros, layer.group_size)
+        self.bias = None if layer.bias is None else layer.bias.to(dtype)
+        self.input_scale = None if layer.input_scale is None else layer.input_scale.to(dtype)
+        operands = (self.qweight, self.scales, self.zeros, self.bias, self.input_scale)
+        self._operands = tuple(0 if tensor is None else tensor.data_ptr() for tensor in operands)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (x * input_scale) @ weight.T + bias as [tokens, out], enqueued on the current stream."""
@@ -85,19 +83,14 @@ class KernelLinear(nn.Module):
         return out
 
     def _call(self, x: Tensor, out: Tensor, memory: int) -> LinearCall:
-        operands = {
-            name: 0 if tensor is None else tensor.data_ptr()
-            for name, tensor in (
-                ("qweight", self.qweight),
-                ("scales", self.scales),
-                ("zeros", self.zeros),
-                ("bias", self.bias),
-                ("input_scale", self.input_scale),
-            )
-        }
+        qweight, scales, zeros, bias, input_scale = self._operands
         return LinearCall(
             x=x.data_ptr(),
-            **operands,
+            qweight=qweight,
+            scales=scales,
+            zeros=zeros,
+            bias=bias,
+            input_scale=input_scale,
             out=out.data_ptr(),
             workspace=memory,
             dtype=_DTYPES[self.dtype],

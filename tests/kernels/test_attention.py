@@ -108,7 +108,7 @@ def test_fp8_pool(new):
     ("heads", "tile_tokens", "sentence"), [((34, 2), 64, "may have 1 to 16"), ((4, 2), 48, "use 16, 32, 64 or 128")]
 )
 def test_a_shape_without_a_kernel_is_refused(heads, tile_tokens, sentence):
-    numbers = dict.fromkeys(AttentionCall.__dataclass_fields__, 0)
+    numbers = dict.fromkeys(AttentionCall._fields, 0)
     call = AttentionCall(
         **{
             **numbers, "dtype": "float16", "kv_dtype": "float16", "tokens": 1, "batch": 1, "head_dim": 64,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -55,7 +54,7 @@ class RecordingLauncher:
 
 
 def a_call(**changes) -> AttentionCall:
-    numbers = dict.fromkeys(AttentionCall.__dataclass_fields__, 1)
+    numbers = dict.fromkeys(AttentionCall._fields, 1)
     types = {"dtype": "float16", "kv_dtype": "float16"}
     sizes = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "tile_tokens": 64, "tiles_per_seq": 64}
     return AttentionCall(**{**numbers, **types, **sizes, **changes})
@@ -87,7 +86,7 @@ def test_workspace_holds_what_a_call_cuts_from_it():
     """The last thing cut from the workspace, the counters of a call that brings none, ends where the workspace ends."""
     from sits_plugins.attention_enqueue import _arguments
 
-    call = replace(a_call(tokens=700, batch=3), workspace=1 << 20, arrivals=0)
+    call = a_call(tokens=700, batch=3)._replace(workspace=1 << 20, arrivals=0)
     end = _arguments(call, 1)["arrivals"] + 700 * 8 * 4
     size = attention_workspace_bytes(700, 32, 8, 128)
     assert size - 256 < end - (1 << 20) <= size
