@@ -33,13 +33,15 @@ def llama_8b(num_layers: int = 32, num_positions: int = 8192) -> ModelSpec:
 
 
 def random_decoder(spec: ModelSpec, device: str) -> Decoder:
-    """Return a float16 decoder whose projections are INT4 and whose embedding and head are not.
+    """Return a float16 decoder whose projections are INT4, with ScaleRecover, and whose embedding and head are not.
 
     Every layer keeps the size of its input: weights have a variance of 1 / in. Scales have either sign, as codes are
     not centred on 0 and their mean would else grow from layer to layer.
     """
     formats = {name: FORMAT for name in linear_shapes(spec) if name != "lm_head"}
-    tensors = {name: _random(name, shape, device) for name, shape in expected_tensors(spec, formats).items()}
+    shapes = expected_tensors(spec, formats)
+    shapes |= {f"model.layers.{index}.scale_recover": (spec.hidden_size,) for index in range(spec.num_layers)}
+    tensors = {name: _random(name, shape, device) for name, shape in shapes.items()}
     return build_decoder(spec, tensors, formats, torch.float16).to(device)
 
 
@@ -48,6 +50,8 @@ def _random(name: str, shape: tuple[int, ...], device: str) -> Tensor:
         return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.float16, device=device)
+    if name.endswith("scale_recover"):
+        return 0.9 + 0.2 * torch.rand(shape, dtype=torch.float16, device=device)
     noise = torch.randn(shape, dtype=torch.float16, device=device)
     if name.endswith("scales"):
         return noise * ((shape[1] * FORMAT.group_size) ** -0.5 / CODE_SPREAD)
