@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
-from sits_plugins import fused_norm
-from sits_plugins.fused_enqueue import NORM_BLOCKS, REALS, SILU_BLOCK, norm_name, silu_name
-from sits_plugins.kernel_spec import ONE, TritonKernel, per
+from sits_plugins import fused_norm, fused_sampling
+from sits_plugins.fused_enqueue import (
+    LOGITS,
+    NORM_BLOCKS,
+    REALS,
+    SAMPLING_BLOCK,
+    SAMPLING_BLOCKS,
+    SAMPLING_CAPACITY,
+    SAMPLING_GROUP,
+    SILU_BLOCK,
+    norm_name,
+    sampling_names,
+    silu_name,
+)
+from sits_plugins.kernel_spec import ONE, Axis, TritonKernel, per
 
 
 def kernels(sm: int) -> list[TritonKernel]:
@@ -14,6 +27,7 @@ def kernels(sm: int) -> list[TritonKernel]:
     return [
         *(_norm(dtype, block) for dtype, block in product(REALS, NORM_BLOCKS)),
         *(_silu(dtype) for dtype in REALS),
+        *(kernel for dtype in LOGITS for kernel in _sampling(dtype)),
     ]
 
 
@@ -41,4 +55,51 @@ def _silu(dtype: str) -> TritonKernel:
         constants={"BLOCK": SILU_BLOCK},
         grid=(per(("size", SILU_BLOCK)), per("tokens"), ONE),
         aligned=(*pointers, "size"),
+    )
+
+
+_SAMPLING = {
+    "logits": "", "settings": "*fp64", "maxima": "*fp32", "best": "*fp32", "best_ids": "*i32", "masses": "*i64",
+    "collected": "*i32", "listed_weights": "*fp32", "listed_ids": "*i32", "tokens": "*i64",
+    "vocab": "i32", "groups": "i32", "blocks": "i32",
+    "BLOCK": "constexpr", "GROUP": "constexpr", "MAX_BLOCKS": "constexpr", "MAX_GROUPS": "constexpr",
+    "CAPACITY": "constexpr",
+}  # fmt: skip
+"""Every argument of the sampling's kernels."""
+
+_SAMPLING_SIZES = {
+    "BLOCK": SAMPLING_BLOCK,
+    "GROUP": SAMPLING_GROUP,
+    "MAX_BLOCKS": SAMPLING_BLOCKS,
+    "MAX_GROUPS": SAMPLING_BLOCKS * SAMPLING_BLOCK // SAMPLING_GROUP,
+    "CAPACITY": SAMPLING_CAPACITY,
+}
+
+
+def _sampling(dtype: str) -> list[TritonKernel]:
+    """Return the kernels for one type of logits: those that read whole rows also for rows that are not aligned."""
+    found = []
+    for vocab in (16, 1):
+        maxima, weights, tokens = sampling_names(dtype, vocab)
+        aligned = ("logits", "vocab", "groups") if vocab == 16 else ("groups",)
+        grid = (per(("vocab", SAMPLING_BLOCK)), per("rows"), ONE)
+        found.append(_sampling_kernel(maxima, fused_sampling.row_maxima, dtype, grid, aligned, 4))
+        found.append(_sampling_kernel(weights, fused_sampling.weigh_rows, dtype, grid, aligned, 8))
+    found.append(_sampling_kernel(tokens, fused_sampling.pick_tokens, dtype, (per("rows"), ONE, ONE), (), 16))
+    return found
+
+
+def _sampling_kernel(
+    name: str, function: Any, dtype: str, grid: tuple[Axis, Axis, Axis], aligned: tuple[str, ...], num_warps: int
+) -> TritonKernel:  # fmt: skip
+    signature = {argument: _SAMPLING[argument] for argument in function.arg_names}
+    signature["logits"] = f"*{LOGITS[dtype]}"
+    return TritonKernel(
+        name=name,
+        function=function,
+        signature=signature,
+        constants={size: value for size, value in _SAMPLING_SIZES.items() if size in signature},
+        grid=grid,
+        aligned=aligned,
+        num_warps=num_warps,
     )

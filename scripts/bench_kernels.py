@@ -1,4 +1,4 @@
-"""Measure the kernels on this GPU: python scripts/bench_kernels.py --bundle DIRECTORY [--only linear|attention].
+"""Measure the kernels on this GPU: python scripts/bench_kernels.py --bundle DIRECTORY [--only linear|attention|fused].
 
 Every row is cold (buffers rotate), a median, inside a CUDA graph, and stands beside a peer of the same run.
 FlashInfer is a peer where it is installed, and is named as absent where not. Prints Markdown; --json writes the rows
@@ -20,7 +20,7 @@ from bench_timing import copy_bytes_per_us, markdown
 from sits_plugins.bundle import KernelBundle
 from sits_plugins.launch import BundleLauncher
 
-BENCHES = ("linear", "attention")
+BENCHES = ("linear", "attention", "fused")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from sits_trt.runtime.batch import build_inputs
 from sits_trt.runtime.detokenizer import Decoding, Detokenizer
 from sits_trt.runtime.request import FinishReason, Request, TokenEvent
 from sits_trt.runtime.runners.base import RowsFailed, Runner
-from sits_trt.runtime.sampler import sample
+from sits_trt.runtime.sampler import Draw, sample
 from sits_trt.runtime.scheduler import Scheduler
 from sits_trt.runtime.sequence import Sequence
 from sits_trt.runtime.stats import ExecutorStats, Meters
@@ -62,6 +62,7 @@ class Executor:
     queue_timeout_ms: longest wait for a first step where the request names none; 0 is no bound.
     tokenizer: makes the events' texts; without one they are empty and stop strings are refused.
     description: which runner this is and why, for people.
+    draw: draws tokens from the runner's logits; None is torch.
     """
 
     def __init__(
@@ -76,11 +77,13 @@ class Executor:
         max_queue_size: int = 0,
         queue_timeout_ms: int = 0,
         description: str = "",
+        draw: Draw | None = None,
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.description = description
         self._runner = runner
+        self._draw = draw
         self._tile_tokens = tile.tile_tokens
         self._eos_token_ids = eos_token_ids
         self._byte_token_ids = byte_token_ids
@@ -292,7 +295,7 @@ class Executor:
             for row, error in failure.rows.items():
                 self._deliver(self._scheduler.abort(step.advances[row].key, FinishReason.ERROR, error))
             return
-        result = sample(step, logits)
+        result = sample(step, logits, self._draw)
         self._meters.runner_ms.observe((time.monotonic_ns() - handed_over) / 1e6)
         for event in self._scheduler.apply(result):
             self._deliver(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sits_trt.artifacts import read_manifest, require_input
 from sits_trt.checkpoint.tokenizer import load_tokenizer
@@ -16,7 +17,11 @@ from sits_trt.runtime.pool import available_host_bytes, pool_tiles
 from sits_trt.runtime.runners.base import Runner
 from sits_trt.runtime.runners.eager import EagerRunner, cuda_available, free_cuda_bytes, load_decoder
 from sits_trt.runtime.runners.null import NullRunner
+from sits_trt.runtime.sampler import Draw
 from sits_trt.spec import TileSpec
+
+if TYPE_CHECKING:
+    from sits_trt.runtime.runners.cuda import CudaRunner
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +53,7 @@ def load_executor(
     kind, place, reason = choose_runner(details.backend, runner, device, cuda_available())
     tokenizer = load_tokenizer(checkpoint_dir)
     made: Runner
+    draw: Draw | None = None
     if kind == "null":
         tile = details.tile
         tiles = max_tiles or limits.max_batch_size * tile.tiles_for(limits.max_seq_tokens)
@@ -59,6 +65,7 @@ def load_executor(
         tiles = pool_tiles(tile, limits, available, memory_fraction, max_tiles, on_gpu)
         if kind == "cuda":
             made = _cuda_runner(decoder, tile, tiles, limits, engine_dir / details.kernels)
+            draw = made.draw
         else:
             made = EagerRunner(decoder, tile, tiles)
     description = f"{kind} runner on {place}: {reason}"
@@ -75,6 +82,7 @@ def load_executor(
         max_queue_size=max_queue_size,
         queue_timeout_ms=queue_timeout_ms,
         description=description,
+        draw=draw,
     )
 
 
@@ -99,7 +107,7 @@ def choose_runner(backend: str, runner: str, device: str, has_cuda: bool) -> tup
     return "eager", place, here + instead
 
 
-def _cuda_runner(decoder: Decoder, tile: TileSpec, tiles: int, limits: EngineLimits, kernels_dir: Path) -> Runner:
+def _cuda_runner(decoder: Decoder, tile: TileSpec, tiles: int, limits: EngineLimits, kernels_dir: Path) -> CudaRunner:
     # Needs the CUDA driver's bindings, which a machine without a GPU may do without.
     from sits_plugins.bundle import KernelBundle
     from sits_plugins.launch import BundleLauncher

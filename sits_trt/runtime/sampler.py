@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,17 +16,23 @@ from sits_trt.runtime.uniforms import uniforms
 LOOK_AT_TOKENS = (64, 1024)
 """Likeliest tokens looked at for top-k and top-p before all are: almost always enough, and 40 times as fast."""
 
+Draw = Callable[[Tensor, NDArray[np.float64]], Tensor]
+"""Draws int64 [rows], -1 where the largest logit is not finite, from float32 logits [rows, vocab] and settings
+[rows, 4]: temperature (0 takes the largest logit), top_k (0 is off), top_p (1 is off), and the point in [0, 1) at
+which the distribution is inverted."""
+
 NOT_FINITE = "the model gave no finite logits for this request"
 
 
-def sample(step: Step, logits: Tensor) -> StepResult:
+def sample(step: Step, logits: Tensor, draw: Draw | None = None) -> StepResult:
     """Draw the next token of every advance that has a plan.
 
     logits: floating [draws, vocab], rows in the order of `step.draws`; not written to. A row is treated the same
     whatever the other rows are. A row whose largest logit is not a finite number becomes an error of its request.
+    draw: what draws once penalties and bans are applied; None is torch.
     """
     draws = step.draws
-    plans = [draw.plan for draw in draws if draw.plan is not None]
+    plans = [one.plan for one in draws if one.plan is not None]
     assert logits.shape[0] == len(draws), f"{logits.shape[0]} rows of logits for {len(draws)} draws"
     if not draws:
         return StepResult(step.number, {})
@@ -35,21 +41,38 @@ def sample(step: Step, logits: Tensor) -> StepResult:
         shaped = shaped.clone() if shaped is logits else shaped
         _penalize(shaped, draws, plans)
         _ban(shaped, draws, plans)
+    numbers = [one.draw for one in draws]
+    chosen = _choose(shaped, plans, numbers) if draw is None else draw(shaped, draw_settings(plans, numbers))
+    tokens = chosen.tolist()
+    errors = {one.key: NOT_FINITE for one, token in zip(draws, tokens, strict=True) if token < 0}
+    return StepResult(
+        step.number,
+        {one.key: token for one, token in zip(draws, tokens, strict=True) if token >= 0},
+        _logprobs(logits, draws, plans, tokens),
+        errors,
+    )
+
+
+def draw_settings(plans: Sequence[SamplingPlan], draws: Sequence[int]) -> NDArray[np.float64]:
+    """Return the settings that a `Draw` takes for tokens number `draws` of sequences with these plans."""
+    points = uniforms([plan.seed for plan in plans], draws)
+    rows = [
+        (0.0, 0.0, 1.0, 0.0) if plan.greedy else (plan.params.temperature, plan.top_k, plan.params.top_p, point)
+        for plan, point in zip(plans, points.tolist(), strict=True)
+    ]
+    return np.array(rows, dtype=np.float64)
+
+
+def _choose(shaped: Tensor, plans: Sequence[SamplingPlan], draws: Sequence[int]) -> Tensor:
+    """Return int64 [rows]: the token of each row of `shaped` [rows, vocab], -1 where the largest is not finite."""
     chosen = _likeliest(shaped)
     chosen = chosen.masked_fill(~shaped.gather(1, chosen[:, None])[:, 0].isfinite(), -1)
     rows = [row for row, plan in enumerate(plans) if not plan.greedy]
     if rows:
-        index = torch.tensor(rows, device=logits.device)
-        drawn = _draw(shaped[index], [plans[row] for row in rows], [draws[row].draw for row in rows])
+        index = torch.tensor(rows, device=shaped.device)
+        drawn = _draw(shaped[index], [plans[row] for row in rows], [draws[row] for row in rows])
         chosen[index] = torch.where(chosen[index] < 0, chosen[index], drawn)
-    tokens = chosen.tolist()
-    errors = {draw.key: NOT_FINITE for draw, token in zip(draws, tokens, strict=True) if token < 0}
-    return StepResult(
-        step.number,
-        {draw.key: token for draw, token in zip(draws, tokens, strict=True) if token >= 0},
-        _logprobs(logits, draws, plans, tokens),
-        errors,
-    )
+    return chosen
 
 
 def _likeliest(shaped: Tensor) -> Tensor:

@@ -72,6 +72,12 @@ def finals(inbox: Inbox) -> list[FinishReason]:
     return [event.finish_reason for event in inbox.events if event.finish_reason]
 
 
+def test_tokens_come_from_the_draw_that_it_is_given() -> None:
+    with serving(draw=lambda logits, settings: logits.argmin(-1)) as (executor, _):
+        # Every logit but one is 0.
+        assert set(ask(executor, request(prompt(9), 5)).result().token_ids) <= {0, 1}
+
+
 def test_sixty_four_requests_of_all_lengths_get_their_own_tokens() -> None:
     rng = random.Random(3)
     with serving(limits(batch=16, step_tokens=128, tiles=128)) as (executor, _):

@@ -264,3 +264,29 @@ def test_logits_made_in_inference_mode_are_taken() -> None:
         logits = noise(2)
     sampling = {"repetition_penalty": 1.5, "bad_words": ((3,),)}
     assert len(run([advance(0, **sampling), advance(1)], logits).tokens) == 2
+
+
+def test_another_draw_gets_the_shaped_logits_and_every_rows_settings() -> None:
+    logits = noise(4)
+    advances = [
+        advance(0, temperature=0.5, top_k=7, top_p=0.25, seed=3),
+        advance(1, output=(4,), temperature=2.0, top_k=VOCAB, seed=3),
+        advance(2, temperature=1e-6, top_k=5, seed=3),
+        advance(3, bad_words=((9,),)),
+    ]
+    seen = []
+
+    def draw(shaped: torch.Tensor, settings: np.ndarray) -> torch.Tensor:
+        seen.append((shaped, settings.tolist()))
+        return torch.tensor([11, 12, -1, 14])
+
+    got = sample(Step(0, tuple(advances)), logits, draw)
+    assert got.tokens == {0: 11, 1: 12, 3: 14}
+    assert got.errors == {2: NOT_FINITE}
+    ((shaped, settings),) = seen
+    banned = logits.clone()
+    banned[3, 9] = -math.inf
+    assert torch.equal(shaped, banned)
+    first, second = uniforms([3, 3], [0, 1]).tolist()
+    off = [0.0, 0.0, 1.0, 0.0]
+    assert settings == [[0.5, 7.0, 0.25, first], [2.0, 0.0, 1.0, second], off, off]

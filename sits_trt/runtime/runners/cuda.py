@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sits_plugins.launch import BundleLauncher
 from torch import Tensor
 
 from sits_trt.contract import EngineLimits
 from sits_trt.kernels.decoder import KernelDecoder
+from sits_trt.kernels.sampling import draw_tokens
 from sits_trt.models import Decoder
 from sits_trt.ops import allocate_pool
 from sits_trt.runtime.runners.arrays import packed, to_device, views
@@ -68,6 +70,7 @@ class CudaRunner:
     ) -> None:  # fmt: skip
         """Lay weights anew, load kernels and capture graphs: seconds. Raises SitsError for an unsupported model."""
         self.vocab_size, self.num_tiles = decoder.spec.vocab_size, num_tiles
+        self._launcher = launcher
         device = decoder.embedding.device
         self._pool, self._scales = allocate_pool(tile, num_tiles + 1, device)
         self._width = tile.tiles_for(limits.max_seq_tokens)
@@ -88,6 +91,13 @@ class CudaRunner:
             graph = self._graphs[min(size for size in self._graphs if size >= batch)]
             logits = graph.replay(padded_decode(inputs, graph.size, self._width, self.num_tiles))
             return wanted_rows(logits, inputs.logit_indices)
+
+    def draw(self, logits: Tensor, settings: NDArray[np.float64]) -> Tensor:
+        """Draw tokens from logits on the runner's device (`sampler.Draw`)."""
+        largest_only = not settings[:, 0].any()
+        with torch.inference_mode():
+            on_device = torch.from_numpy(settings).to(logits.device)
+            return draw_tokens(self._launcher, logits, on_device, largest_only)
 
     def close(self) -> None:
         del self._graphs, self._decoder, self._pool, self._scales
