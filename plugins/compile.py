@@ -131,6 +131,7 @@ def _compile_triton(source: TritonKernel, sm: int, out_dir: Path) -> Kernel:
         threads=(getattr(metadata, "total_num_warps", None) or metadata.num_warps) * 32,
         shared_bytes=metadata.shared,
         hidden_pointers=hidden,
+        dependent=source.dependent,
         constants=constants,
     )
 

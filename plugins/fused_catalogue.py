@@ -23,38 +23,43 @@ from sits_plugins.kernel_spec import ONE, Axis, TritonKernel, per
 
 
 def kernels(sm: int) -> list[TritonKernel]:
-    """Return the fused kernels of a bundle: the same for every SM."""
+    """Return the fused kernels of a bundle; from SM 9.0 on they overlap with their neighbours."""
+    dependent = sm >= 90
     return [
-        *(_norm(dtype, block) for dtype, block in product(REALS, NORM_BLOCKS)),
-        *(_silu(dtype) for dtype in REALS),
+        *(_norm(dtype, block, dependent) for dtype, block in product(REALS, NORM_BLOCKS)),
+        *(_silu(dtype, dependent) for dtype in REALS),
         *(kernel for dtype in LOGITS for kernel in _sampling(dtype)),
     ]
 
 
-def _norm(dtype: str, block: int) -> TritonKernel:
+def _norm(dtype: str, block: int, dependent: bool) -> TritonKernel:
     real = f"*{REALS[dtype]}"
     pointers = dict.fromkeys(("residual", "delta", "recover", "weight", "out"), real)
-    sizes = {"hidden": "i32", "has_delta": "i32", "has_recover": "i32", "eps": "fp32", "BLOCK": "constexpr"}
+    sizes = {"hidden": "i32", "has_delta": "i32", "has_recover": "i32", "eps": "fp32"}
+    constants = {"BLOCK": block, "DEPENDENT": dependent}
     return TritonKernel(
         name=norm_name(dtype, block),
         function=fused_norm.add_norm,
-        signature={**pointers, **sizes},
-        constants={"BLOCK": block},
+        signature={**pointers, **sizes, **dict.fromkeys(constants, "constexpr")},
+        constants=constants,
         grid=(per("tokens"), ONE, ONE),
         aligned=(*pointers, "hidden"),
         num_warps=max(4, min(16, block // 512)),
+        dependent=dependent,
     )
 
 
-def _silu(dtype: str) -> TritonKernel:
+def _silu(dtype: str, dependent: bool) -> TritonKernel:
     pointers = dict.fromkeys(("gate_up", "out"), f"*{REALS[dtype]}")
+    constants = {"BLOCK": SILU_BLOCK, "DEPENDENT": dependent}
     return TritonKernel(
         name=silu_name(dtype),
         function=fused_norm.silu_mul,
-        signature={**pointers, "size": "i32", "BLOCK": "constexpr"},
-        constants={"BLOCK": SILU_BLOCK},
+        signature={**pointers, "size": "i32", **dict.fromkeys(constants, "constexpr")},
+        constants=constants,
         grid=(per(("size", SILU_BLOCK)), per("tokens"), ONE),
         aligned=(*pointers, "size"),
+        dependent=dependent,
     )
 
 

@@ -62,7 +62,7 @@ class TritonKernel:
 
     `signature` maps every argument of `function`, in order, to OpenAI Triton's type name ('*fp16', 'i32',
     'fp32', ...) or 'constexpr'; `constants` gives the latter. `aligned` names the pointers and integers
-    that are multiples of 16, without which the compiler does not use 16-byte accesses.
+    that are multiples of 16, without which the compiler does not use 16-byte accesses. `dependent`: as of `CudaKernel`.
     """
 
     name: str
@@ -73,6 +73,7 @@ class TritonKernel:
     aligned: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3
+    dependent: bool = False
 
 
 def per(*sizes: tuple[str, int] | str, times: int = 1) -> Axis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sits_plugins.compile import compile_source
 from sits_plugins.fused_catalogue import kernels
 from sits_plugins.fused_enqueue import NORM_BLOCKS, enqueue_norm, enqueue_silu
 from torch.nn.functional import rms_norm, silu
@@ -25,7 +26,7 @@ def test_add_norm_equals_the_separate_operations(hidden, with_delta, with_recove
     want = rms_norm(x.double(), (hidden,), weight.double(), 1e-5)
     got, out = residual.clone(), torch.full((3, hidden), float("nan")).half()
     fused.add_norm[(3,)](
-        got, delta, recover, weight, out, hidden, int(with_delta), int(with_recover), 1e-5, BLOCK=1024
+        got, delta, recover, weight, out, hidden, int(with_delta), int(with_recover), 1e-5, BLOCK=1024, DEPENDENT=False
     )  # fmt: skip
     assert torch.equal(got, x)
     # One rounding of the result to float16.
@@ -37,7 +38,7 @@ def test_silu_mul_equals_the_separate_operations(size):
     gate_up = torch.randn(5, 2 * size).half()
     gate, up = gate_up.chunk(2, dim=-1)
     out = torch.full((5, size), float("nan")).half()
-    fused.silu_mul[(-(-size // 1024), 5)](gate_up, out, size, BLOCK=1024)
+    fused.silu_mul[(-(-size // 1024), 5)](gate_up, out, size, BLOCK=1024, DEPENDENT=False)
     want = silu(gate.double()) * up.double()
     # SiLU and the product are each rounded to float16.
     assert (out.double() - want).norm() < 1e-3 * want.norm()
@@ -45,8 +46,20 @@ def test_silu_mul_equals_the_separate_operations(size):
 
 def test_zero_row_stays_zero():
     zeros, out = torch.zeros(1, 64).half(), torch.full((1, 64), float("nan")).half()
-    fused.add_norm[(1,)](zeros, zeros, zeros, torch.ones(64).half(), out, 64, 1, 0, 1e-5, BLOCK=1024)
+    fused.add_norm[(1,)](zeros, zeros, zeros, torch.ones(64).half(), out, 64, 1, 0, 1e-5, BLOCK=1024, DEPENDENT=False)
     assert not out.any()
+
+
+@pytest.mark.parametrize("sm", [80, 90])
+def test_kernels_wait_where_they_may_start_early(sm, tmp_path):
+    """A launch is dependent exactly where the kernel was compiled with the wait, which SM 8.0 does not have."""
+    specs = kernels(sm)
+    assert {spec.dependent for spec in specs if "DEPENDENT" in spec.constants} == {sm >= 90}
+    for spec in specs:
+        assert spec.constants.get("DEPENDENT", False) == spec.dependent
+        if spec.name in ("fused_norm_fp16_1024", "fused_silu_bf16"):
+            (kernel,) = compile_source(spec, sm, tmp_path)
+            assert kernel.dependent == (sm >= 90)
 
 
 class RecordingLauncher:
