@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ARGUMENT_BYTES = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4}
+ARGUMENT_BYTES = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4, "tensor_map": 128}
 """Argument types of the launcher, with their sizes."""
 
 

@@ -6,17 +6,20 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
 from cuda.bindings import driver as cuda
 from sits_plugins.bundle import Kernel, KernelBundle
+from sits_plugins.kernel_spec import ARGUMENT_BYTES
 from sits_plugins.launcher import AttentionCall, LinearCall
+from sits_plugins.tensor_map import encoded
 
 from sits_trt.errors import ArtifactMismatch, PluginError
 
-_PACKED = {"pointer": "Q", "i64": "q", "i32": "i4x", "f32": "f4x"}
-"""Argument types in the language of `struct`, 8 bytes each."""
+_PACKED = {"pointer": "Q", "i64": "q", "i32": "i4x", "f32": "f4x", "tensor_map": f"{ARGUMENT_BYTES['tensor_map']}s"}
+"""Argument types in the language of `struct`, a multiple of 8 bytes each."""
 
 Grid = tuple[int, int, int]
 
@@ -29,11 +32,14 @@ class _Loaded:
         self.config = _launch_config(kernel, dependent)
         names = [name for name, _ in kernel.arguments]
         self._pick = itemgetter(*names) if len(names) > 1 else lambda values: tuple(values[name] for name in names)
-        self._pack = struct.Struct("=" + "".join(_PACKED[kind] for _, kind in kernel.arguments)).pack_into
-        slots = len(names) + kernel.hidden_pointers
-        self._arguments = (ctypes.c_uint64 * slots)()
+        kinds = [kind for _, kind in kernel.arguments]
+        self._pack = struct.Struct("=" + "".join(_PACKED[kind] for kind in kinds)).pack_into
+        self._maps = [place for place, kind in enumerate(kinds) if kind == "tensor_map"]
+        sizes = [struct.calcsize("=" + _PACKED[kind]) for kind in [*kinds, *["pointer"] * kernel.hidden_pointers]]
+        self._arguments = (ctypes.c_uint64 * (sum(sizes) // 8))()
         begin = ctypes.addressof(self._arguments)
-        self._pointers = (ctypes.c_void_p * slots)(*(begin + 8 * slot for slot in range(slots)))
+        places = [begin, *(begin + before for before in accumulate(sizes))]
+        self._pointers = (ctypes.c_void_p * len(sizes))(*places[:-1])
         self.parameters = ctypes.addressof(self._pointers)
         known = {name for axis in kernel.grid for name, _ in axis.sizes} <= set(names)
         self._axes = known and [
@@ -65,6 +71,10 @@ class _Loaded:
 
     def set(self, values: Sequence[Any]) -> None:
         """Write the arguments where `parameters`, the address that the driver takes, leads to."""
+        if self._maps:
+            values = list(values)
+            for place in self._maps:
+                values[place] = encoded(values[place])
         self._pack(self._arguments, 0, *values)
 
 

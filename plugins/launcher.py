@@ -52,7 +52,8 @@ class LinearCall(NamedTuple):
     """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
 
     `layout` is the `layouts.WeightLayout` of qweight, scales and zeros; the workspace is of
-    `linear_plan.workspace_bound` for mma16, none for sits.
+    `linear_plan.workspace_bound` for mma16, none for sits. `flags` is memory that this layer keeps for the purpose, of
+    `linear_plan.flags_bytes`, zero at first; without it the workspace serves, at the price of zeroing it.
     """
 
     x: int
@@ -69,6 +70,7 @@ class LinearCall(NamedTuple):
     out_features: int
     group_size: int
     layout: str = "sits"
+    flags: int = 0
 
 
 class KernelLauncher(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sits_plugins import linear_dense, linear_portable
 from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
-from sits_plugins.linear_shapes import BALANCED, HOPPER, HOPPER_ROWS, STREAM
+from sits_plugins.linear_shapes import CHUNKS_AHEAD, HOPPER, STREAM
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 GROUP_SIZES = (32, 64, 128)
@@ -16,7 +16,6 @@ PORTABLE_TOKENS = (16, 64)
 PORTABLE_ROWS = 64
 """Tiles of the portable kernel."""
 DENSE_TILE = 128
-PACK_THREADS = 256
 
 _CPP_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
 
@@ -29,11 +28,11 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
         for group, tile in product(GROUP_SIZES, PORTABLE_TOKENS):
             found.append(_portable(dtype, group, tile))
         if sm == 90:
-            found.append(_pack(dtype))
+            found.append(_scale(dtype))
         for group, zeros in product(GROUP_SIZES, (False, True)):
             found += [_stream(dtype, group, zeros), _dequantize(dtype, group, zeros)]
             if sm == 90:
-                found += [_hopper(dtype, group, zeros), _balanced(dtype, group, zeros)]
+                found.append(_hopper(dtype, group, zeros))
     return found
 
 
@@ -51,9 +50,9 @@ def needed(dtype: str, group_size: int, symmetric: bool) -> Callable[[str], bool
     """Return which kernels and modules a build with these weights needs: all that are not another format's linear."""
     real = DTYPES[dtype]
     mine = format_name(dtype, group_size, not symmetric)
-    names = {f"linear_{kind}_{mine}" for kind in ("stream", "dequantize", "hopper", "balanced")}
+    names = {f"linear_{kind}_{mine}" for kind in ("stream", "dequantize", "hopper")}
     names |= {portable_name(dtype, group_size, tile) for tile in PORTABLE_TOKENS}
-    names |= {f"linear_dense_{real}", f"linear_pack_{real}"}
+    names |= {f"linear_dense_{real}", f"linear_scale_{real}"}
     return lambda name: not name.startswith("linear_") or name in names
 
 
@@ -82,50 +81,34 @@ def _hopper(dtype: str, group: int, zeros: bool) -> CudaModule:
     found = [
         CudaKernel(
             name=f"{name}_{s.suffix}",
-            arguments=_arguments("packed qweight scales zeros bias out", "tokens rows columns"),
-            grid=(per(("tokens", s.tokens), times=s.split), per(("rows", HOPPER_ROWS)), ONE),
-            threads=256,
-            template=(
-                _cpp(dtype), s.tokens, s.split, s.stages, s.depth, s.resident, group, str(zeros).lower()
+            arguments=(
+                ("input", "tensor_map"),
+                *_arguments("qweight scales zeros bias out sums flags", "tokens rows columns share_tiles blocks"),
             ),
-            shared_bytes=s.shared_bytes,
+            grid=(per("blocks"), ONE, ONE),
+            threads=384,
+            template=(
+                _cpp(dtype), s.tokens, s.split, s.stages, CHUNKS_AHEAD, group, str(zeros).lower()
+            ),
+            shared_bytes=s.shared_bytes(group, zeros),
             dependent=True,
         )
-        for s in HOPPER
+        for s in {shape.suffix: shape for shape in HOPPER}.values()
     ]  # fmt: skip
     return CudaModule(name, "linear_hopper.cu", tuple(found), architecture_specific=True)
 
 
-def _balanced(dtype: str, group: int, zeros: bool) -> CudaModule:
-    name = f"linear_balanced_{format_name(dtype, group, zeros)}"
-    found = [
-        CudaKernel(
-            name=f"{name}_{s.suffix}",
-            arguments=_arguments("packed qweight scales zeros bias out partial ready", "tokens rows columns blocks"),
-            grid=(per("blocks"), ONE, ONE),
-            threads=256,
-            template=(_cpp(dtype), s.tokens, s.stages, s.depth, group, str(zeros).lower()),
-            shared_bytes=s.shared_bytes,
-            dependent=True,
-        )
-        for s in BALANCED
-    ]
-    return CudaModule(name, "linear_balanced.cu", tuple(found), architecture_specific=True)
-
-
-def _pack(dtype: str) -> CudaModule:
-    name = f"linear_pack_{DTYPES[dtype]}"
+def _scale(dtype: str) -> CudaModule:
+    name = f"linear_scale_{DTYPES[dtype]}"
     kernel = CudaKernel(
         name=name,
-        arguments=_arguments(
-            "x input_scale packed flags", "num_flags tokens columns tile_tokens padded_tokens"
-        ),
-        grid=(per(("padded_tokens", 4)), per(("columns", 64 * PACK_THREADS // 32)), ONE),
-        threads=PACK_THREADS,
+        arguments=_arguments("x input_scale scaled", "tokens columns"),
+        grid=(per(("columns", 8 * 256)), per("tokens"), ONE),
+        threads=256,
         template=(_cpp(dtype),),
         dependent=True,
-    )  # fmt: skip
-    return CudaModule(name, "linear_pack.cu", (kernel,))
+    )
+    return CudaModule(name, "linear_scale.cu", (kernel,))
 
 
 def _dequantize(dtype: str, group: int, zeros: bool) -> CudaModule:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sits_plugins.launcher import LinearCall
-from sits_plugins.linear_plan import DENSE_ROWS, DenseShape, Shape, Workspace, choose_shape, workspace
-from sits_plugins.linear_shapes import BalancedShape, StreamShape, ceil_div
+from sits_plugins.linear_plan import DENSE_ROWS, DenseShape, Shape, Workspace, choose_shape, flags_bytes, workspace
+from sits_plugins.linear_shapes import StreamShape, ceil_div
+from sits_plugins.tensor_map import MatrixMap
 
 from sits_trt.layouts import WeightLayout
 
@@ -21,6 +22,8 @@ class Launches(Protocol):
 
     def launch(self, name: str, grid: tuple[int, int, int] | None, args: Any, stream: int) -> None: ...
 
+    def zero(self, address: int, size_bytes: int, stream: int) -> None: ...
+
 
 def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
     """Enqueue out = (x * input_scale) @ dequantize(qweight).T + bias for weights in either layout.
@@ -32,7 +35,9 @@ def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
         return
     size = (call.tokens, call.out_features, call.in_features)
     shape = choose_shape(*size, launcher.sm, launcher.multiprocessors)
-    enqueue_shape(launcher, call, shape, workspace(shape, *size, launcher.multiprocessors), stream)
+    enqueue_shape(
+        launcher, call, shape, workspace(shape, *size, launcher.multiprocessors, call.input_scale != 0), stream
+    )
 
 
 def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: Workspace, stream: int) -> None:
@@ -45,16 +50,27 @@ def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: W
         launcher.launch(f"linear_stream_{name}_{shape.suffix}", None, args, stream)
     elif isinstance(shape, DenseShape):
         _enqueue_dense(launcher, call, name, stream)
-    elif isinstance(shape, BalancedShape):
-        partial, ready = call.workspace + scratch.partial, call.workspace + scratch.ready
-        blocks = shape.blocks(*size, launcher.multiprocessors)
-        _pack(launcher, call, shape.tokens, (ready, blocks), stream)
-        args = (call.workspace, *weight, call.bias, call.out, partial, ready, *size, blocks)
-        launcher.launch(f"linear_balanced_{name}_{shape.suffix}", None, args, stream)
     else:
-        _pack(launcher, call, shape.tokens, (0, 0), stream)
-        args = (call.workspace, *weight, call.bias, call.out, *size)
+        x = _scaled(launcher, call, stream)
+        blocks = shape.blocks(*size, launcher.multiprocessors)
+        sums, flags = call.workspace + scratch.sums, call.flags
+        if shape.share_tiles and not flags:
+            flags = call.workspace + scratch.flags
+            launcher.zero(flags, flags_bytes(blocks), stream)
+        args = (
+            MatrixMap(x, call.tokens, call.in_features, shape.tokens), *weight, call.bias, call.out, sums, flags,
+            *size, int(shape.share_tiles), blocks,
+        )  # fmt: skip
         launcher.launch(f"linear_hopper_{name}_{shape.suffix}", None, args, stream)
+
+
+def _scaled(launcher: Launches, call: LinearCall, stream: int) -> int:
+    """Return where the activations lie that the weights multiply, having enqueued their scaling where there is one."""
+    if not call.input_scale:
+        return call.x
+    args = (call.x, call.input_scale, call.workspace, call.tokens, call.in_features)
+    launcher.launch(f"linear_scale_{_REAL[call.dtype]}", None, args, stream)
+    return call.workspace
 
 
 def enqueue_dequantize(launcher: Launches, call: LinearCall, out: int, first_row: int, rows: int, stream: int) -> None:
@@ -66,12 +82,6 @@ def enqueue_dequantize(launcher: Launches, call: LinearCall, out: int, first_row
     scales = call.scales + first_row * groups * 2
     zeros = call.zeros + first_row * groups if call.zeros else 0
     launcher.launch(name, None, (qweight, scales, zeros, call.input_scale, out, rows, call.in_features), stream)
-
-
-def _pack(launcher: Launches, call: LinearCall, tile: int, flags: tuple[int, int], stream: int) -> None:
-    padded = ceil_div(call.tokens, tile) * tile
-    args = (call.x, call.input_scale, call.workspace, *flags, call.tokens, call.in_features, tile, padded)
-    launcher.launch(f"linear_pack_{_REAL[call.dtype]}", None, args, stream)
 
 
 def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int) -> None:

@@ -5,23 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sits_plugins.linear_shapes import (
-    BALANCED,
-    COLUMNS,
-    HOPPER,
-    HOPPER_ROWS,
-    STREAM,
-    BalancedShape,
-    HopperShape,
-    StreamShape,
-    ceil_div,
-)
+from sits_plugins.linear_shapes import HOPPER, STREAM, HopperShape, StreamShape, ceil_div
 
 DENSE_ROWS = 4096
 """Rows that are dequantized at a time for a dense product: 32 MiB at 4096 columns, which stay in a large L2."""
-
-LIBRARY_TOKENS = 2048
-"""From here on a vendor library's dense product wins: long launches heat the GPU, and its products need less power."""
 
 STREAM_TOKENS = 128
 """Most tokens of the streaming kernel where the Hopper kernels cannot run."""
@@ -37,68 +24,51 @@ class DenseShape:
     """Dequantize to 16 bits, then a dense product."""
 
 
-Shape = StreamShape | HopperShape | BalancedShape | DenseShape
+Shape = StreamShape | HopperShape | DenseShape
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Byte offsets of a launch's scratch memory, and its size. `packed` is at offset 0."""
+    """Byte offsets of a launch's scratch memory, and its size. Scaled activations are at offset 0."""
 
-    partial: int
-    ready: int
+    sums: int
+    flags: int
     total: int
 
 
 @lru_cache(maxsize=4096)
-def choose_shape(
-    tokens: int, rows: int, columns: int, sm: int, multiprocessors: int, library_gemm: bool = False
-) -> Shape:
+def choose_shape(tokens: int, rows: int, columns: int, sm: int, multiprocessors: int) -> Shape:
     """Return the cheapest shape for out[tokens, rows] = x[tokens, columns] @ weight[rows, columns].T.
 
-    `library_gemm` says that the dense product would be a vendor library's; without it, only GPUs that the Hopper
-    kernels do not run on take the dense way, and for more than STREAM_TOKENS tokens.
+    GPUs that the Hopper kernels do not run on take the dense way for more than STREAM_TOKENS tokens.
     """
-    size = (tokens, rows, columns, multiprocessors)
-    candidates: list[Shape] = []
-    if sm == 90:
-        candidates += [*(s for s in STREAM if tokens <= 64), *HOPPER, *BALANCED]
-    elif tokens > STREAM_TOKENS:
+    if sm != 90 and tokens > STREAM_TOKENS:
         return DenseShape()
-    else:
-        candidates += STREAM
-    best = min(candidates, key=lambda shape: shape_us(shape, *size))
-    if library_gemm and (tokens >= LIBRARY_TOKENS or dense_us(tokens, rows, columns) < shape_us(best, *size)):
-        return DenseShape()
-    return best
+    streams = STREAM if sm != 90 or tokens <= 64 else ()
+    candidates: list[StreamShape | HopperShape] = [*streams, *(HOPPER if sm == 90 else ())]
+    return min(candidates, key=lambda shape: shape.total_us(tokens, rows, columns, multiprocessors))
 
 
-def shape_us(shape: Shape, tokens: int, rows: int, columns: int, multiprocessors: int) -> float:
-    """Return the modelled time of a shape in microseconds, on an H200's multiprocessors."""
-    if isinstance(shape, DenseShape):
-        return dense_us(tokens, rows, columns)
-    return shape.total_us(tokens, rows, columns, multiprocessors)
-
-
-def dense_us(tokens: int, rows: int, columns: int) -> float:
-    """Return the modelled time of dequantizing (2.5 bytes a weight at 3.8 TB/s) and a dense product at 740 TFLOP/s."""
-    return 6 + rows * columns * 2.5 / 3.8e6 + 2 * tokens * rows * columns / 740e6
-
-
-def workspace(shape: Shape, tokens: int, rows: int, columns: int, multiprocessors: int) -> Workspace:
-    """Return the scratch memory of one launch."""
+def workspace(
+    shape: Shape, tokens: int, rows: int, columns: int, multiprocessors: int, has_input_scale: bool
+) -> Workspace:
+    """Return the scratch memory of one launch, whether or not the layer has flags of its own."""
     if isinstance(shape, StreamShape):
         return Workspace(0, 0, 0)
     if isinstance(shape, DenseShape):
         return Workspace(0, 0, min(rows, DENSE_ROWS) * columns * 2)
-    packed = ceil_div(tokens, shape.tokens) * shape.tokens * ceil_div(columns, COLUMNS) * COLUMNS * 2
-    if isinstance(shape, HopperShape):
-        return Workspace(0, 0, packed)
-    partial = ceil_div(packed, _ALIGNMENT) * _ALIGNMENT
-    ready = partial + multiprocessors * shape.tokens * HOPPER_ROWS * 4
-    return Workspace(partial, ready, ready + multiprocessors * 4)
+    blocks = shape.blocks(tokens, rows, columns, multiprocessors)
+    sums = ceil_div(tokens * columns * 2, _ALIGNMENT) * _ALIGNMENT if has_input_scale else 0
+    flags = sums + shape.sums_bytes(blocks)
+    return Workspace(sums, flags, flags + (flags_bytes(blocks) if shape.share_tiles else 0))
 
 
-def workspace_bound(tokens: int, rows: int, columns: int) -> int:
+def flags_bytes(blocks: int = _MOST_MULTIPROCESSORS) -> int:
+    """Return the size of the int32 flags by which blocks that share tiles find each other's sums."""
+    return blocks * 4
+
+
+def workspace_bound(tokens: int, rows: int, columns: int, has_input_scale: bool) -> int:
     """Return a size that is enough for up to `tokens` tokens, on any GPU and whatever is chosen."""
-    shapes: tuple[Shape, ...] = (*HOPPER, *BALANCED, DenseShape())
-    return max(workspace(shape, tokens, rows, columns, _MOST_MULTIPROCESSORS).total for shape in shapes)
+    shapes: tuple[Shape, ...] = (*HOPPER, DenseShape())
+    return max(workspace(s, tokens, rows, columns, _MOST_MULTIPROCESSORS, has_input_scale).total for s in shapes)

@@ -1,8 +1,8 @@
 """Tile shapes of the INT4 linear's kernels, with what each costs.
 
-The costs were fitted on one H200, over 135 pairs of a token count and a matrix of Llama-3-8B or 8192 x 8192: the
-shape that is cheapest by this model took on average 1 % longer than the fastest measured one, 11 % at most. A block of
-a shape needs max(alone_us, shared_us * blocks on its multiprocessor) for 64 columns, a launch needs fixed_us.
+The costs were fitted on one H200 over the four matrices of Llama-3-8B. The shape that is cheapest by the model took, of
+the streaming kernel's, on average 1 % longer than the fastest measured one (135 pairs of a matrix and a token count),
+of the Hopper kernel's 0.6 %, 9 % at most (258 pairs of 16 to 6144 tokens).
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from dataclasses import dataclass
 
 COLUMNS = 64
 """Columns of one piece of the mma16 layout."""
+
+CHUNK_PIECES = 4
+"""Pieces of weights that the Hopper kernels copy at a time."""
+
+CHUNKS_AHEAD = 3
+"""Chunks of weights that the Hopper kernels copy ahead."""
 
 HOPPER_ROWS = 128
 """Rows of one tile of the Hopper kernels."""
@@ -58,67 +64,62 @@ class StreamShape:
         return self.cost.total_us(pieces, blocks, multiprocessors, self.resident)
 
 
-def pack_us(tokens: int, tile_tokens: int, columns: int) -> float:
-    """Return the time in which activations are packed: each is read and written once, at 4 TB/s."""
-    return ceil_div(tokens, tile_tokens) * tile_tokens * columns * 4 / 4e6
-
-
 @dataclass(frozen=True)
 class HopperShape:
-    """`linear_hopper.cu`: tiles of `tokens` tokens, columns shared by `split` blocks of a cluster."""
+    """`linear_hopper.cu`: tiles of `tokens` tokens, columns shared by `split` blocks of a cluster.
+
+    With `share_tiles`, blocks take equal runs of columns, wherever tiles begin and end.
+    """
 
     tokens: int
     split: int
-    stages: int
-    depth: int
-    resident: int
-    cost: Cost
+    share_tiles: bool
 
     @property
     def suffix(self) -> str:
-        return f"t{self.tokens}_s{self.split}_b{self.resident}"
+        """The kernel's name after its format; shapes with and without `share_tiles` have the same kernel."""
+        return f"t{self.tokens}_s{self.split}"
 
     @property
-    def shared_bytes(self) -> int:
-        """The ring of activations, then, in the same place, the tile's float32 sums with padded rows."""
-        return max(self.stages * self.tokens * 2 * COLUMNS, self.tokens * (HOPPER_ROWS + 4) * 4)
+    def stages(self) -> int:
+        """Pieces of activations that are copied ahead: two chunks, or the one that fits."""
+        return 2 * CHUNK_PIECES if self.tokens <= 128 else CHUNK_PIECES
 
-    def total_us(self, tokens: int, rows: int, columns: int, multiprocessors: int) -> float:
-        blocks = ceil_div(tokens, self.tokens) * self.split * ceil_div(rows, HOPPER_ROWS)
-        pieces = ceil_div(ceil_div(columns, COLUMNS), self.split)
-        # Clusters of four and eight do not fill the groups of 16 or 18 multiprocessors that the GPU consists of.
-        usable = multiprocessors * 10 // 11 if self.split >= 4 else multiprocessors
-        return pack_us(tokens, self.tokens, columns) + self.cost.total_us(pieces, blocks, usable, self.resident)
-
-
-@dataclass(frozen=True)
-class BalancedShape:
-    """`linear_balanced.cu`: tiles of `tokens` tokens, the pieces of all tiles shared out evenly."""
-
-    tokens: int
-    stages: int
-    depth: int
-    cost: Cost
-
-    @property
-    def suffix(self) -> str:
-        return f"t{self.tokens}"
-
-    @property
-    def shared_bytes(self) -> int:
-        """The ring of activations, then 64 tokens of the tile in 16 bits with padded rows."""
-        return self.stages * self.tokens * 2 * COLUMNS + 64 * (HOPPER_ROWS + 8) * 2
+    def shared_bytes(self, group_size: int, zeros: bool) -> int:
+        """The two rings and the tokens on their way out, or, instead of all, the tile's float32 sums, rows padded."""
+        scales = HOPPER_ROWS // 16 * (CHUNK_PIECES * COLUMNS // group_size) * 32
+        weights = HOPPER_ROWS * CHUNK_PIECES * COLUMNS // 2 + scales + (scales // 2 if zeros else 0)
+        staged = 2 * min(self.tokens, 64) * 72 * 2 if self.split == 1 else 0
+        ring = self.stages * self.tokens * 2 * COLUMNS + CHUNKS_AHEAD * weights + staged
+        return max(ring, self.tokens * (HOPPER_ROWS + 4) * 4 if self.split > 1 else 0)
 
     def blocks(self, tokens: int, rows: int, columns: int, multiprocessors: int) -> int:
-        return min(multiprocessors, self._pieces(tokens, rows, columns))
+        tiles = ceil_div(tokens, self.tokens) * ceil_div(rows, HOPPER_ROWS)
+        if self.split > 1:
+            return tiles * self.split
+        work = tiles * ceil_div(columns, CHUNK_PIECES * COLUMNS) if self.share_tiles else tiles
+        return min(work, multiprocessors)
+
+    def sums_bytes(self, blocks: int) -> int:
+        """Return the size of the float32 sums that blocks which share tiles hand over, one tile a block."""
+        return blocks * self.tokens * HOPPER_ROWS * 4 if self.share_tiles else 0
 
     def total_us(self, tokens: int, rows: int, columns: int, multiprocessors: int) -> float:
-        pieces = ceil_div(self._pieces(tokens, rows, columns), multiprocessors)
-        return pack_us(tokens, self.tokens, columns) + self.cost.total_us(pieces, 1, 1, 1)
+        tiles = ceil_div(tokens, self.tokens) * ceil_div(rows, HOPPER_ROWS)
+        pieces = ceil_div(ceil_div(columns, COLUMNS), self.split)
+        piece_us = _PIECE_US[self.tokens]
+        if self.share_tiles:
+            share = ceil_div(tiles * ceil_div(pieces, CHUNK_PIECES), multiprocessors) * CHUNK_PIECES
+            return 5.5 + 0.018 * self.tokens + share * piece_us
+        cluster_us = 2.6 if self.split > 1 else 0.0
+        return cluster_us + ceil_div(tiles * self.split, multiprocessors) * (1.4 + pieces * piece_us)
 
-    def _pieces(self, tokens: int, rows: int, columns: int) -> int:
-        return ceil_div(tokens, self.tokens) * ceil_div(rows, HOPPER_ROWS) * ceil_div(columns, COLUMNS)
 
+_PIECE_US = {
+    32: 0.256, 48: 0.280, 64: 0.306, 80: 0.343, 96: 0.374, 112: 0.414, 128: 0.450, 144: 0.478, 160: 0.521, 176: 0.567,
+    192: 0.627, 208: 0.688, 224: 0.747, 240: 0.759, 256: 0.825,
+}  # fmt: skip
+"""Microseconds of a piece of 64 columns by the tile's tokens; the GPU is warm from launches before."""
 
 STREAM = (
     StreamShape(1, 1, 16, 2, 2, Cost(0.95, 0.87, 0.283)),
@@ -135,34 +136,8 @@ STREAM = (
     StreamShape(4, 2, 4, 2, 3, Cost(4.00, 0.73, 0.284)),
 )
 
-HOPPER = (
-    HopperShape(32, 1, 6, 4, 2, Cost(3.69, 0.45, 0.252)),
-    HopperShape(32, 2, 6, 2, 4, Cost(2.41, 0.53, 0.265)),
-    HopperShape(32, 4, 6, 4, 2, Cost(2.73, 0.49, 0.288)),
-    HopperShape(32, 8, 6, 4, 3, Cost(3.38, 0.72, 0.291)),
-    HopperShape(64, 1, 6, 2, 2, Cost(4.64, 0.54, 0.305)),
-    HopperShape(64, 2, 6, 2, 2, Cost(3.66, 0.61, 0.344)),
-    HopperShape(64, 4, 6, 2, 2, Cost(3.99, 0.55, 0.334)),
-    HopperShape(64, 4, 6, 2, 3, Cost(3.67, 0.89, 0.241)),
-    HopperShape(64, 8, 6, 2, 3, Cost(3.99, 0.82, 0.347)),
-    HopperShape(96, 1, 6, 2, 2, Cost(2.99, 0.68, 0.386)),
-    HopperShape(96, 2, 6, 2, 2, Cost(4.24, 0.71, 0.383)),
-    HopperShape(96, 4, 6, 2, 2, Cost(4.00, 0.59, 0.420)),
-    HopperShape(128, 1, 6, 2, 2, Cost(0.0, 0.73, 0.428)),
-    HopperShape(128, 2, 6, 2, 2, Cost(5.02, 0.74, 0.400)),
-    HopperShape(128, 4, 6, 2, 2, Cost(4.05, 0.47, 0.466)),
-    HopperShape(128, 2, 8, 8, 1, Cost(3.18, 0.55)),
-    HopperShape(160, 1, 8, 4, 1, Cost(1.79, 0.58)),
-    HopperShape(160, 2, 8, 4, 1, Cost(2.60, 0.70)),
-    HopperShape(192, 1, 8, 4, 1, Cost(1.33, 0.61)),
-    HopperShape(192, 2, 8, 4, 1, Cost(3.72, 0.70)),
-    HopperShape(256, 1, 6, 4, 1, Cost(0.0, 0.75)),
-    HopperShape(256, 2, 6, 4, 1, Cost(4.48, 0.76)),
-)
-
-BALANCED = (
-    BalancedShape(128, 8, 4, Cost(9.5, 0.618)),
-    BalancedShape(160, 8, 4, Cost(9.9, 0.623)),
-    BalancedShape(192, 8, 4, Cost(11.4, 0.639)),
-    BalancedShape(256, 6, 4, Cost(14.0, 0.76)),
+HOPPER = tuple(
+    HopperShape(tokens, split, share_tiles)
+    for tokens in _PIECE_US
+    for split, share_tiles in ((1, False), (2, False), (1, True))
 )

@@ -34,7 +34,7 @@ def _check(fields: Fields, operands: Operands) -> None:
 
 def _workspace_bytes(fields: Fields, largest: Operands) -> int:
     tokens, in_features = largest["x"].shape
-    return workspace_bound(tokens, fields["out_features"], in_features)
+    return workspace_bound(tokens, fields["out_features"], in_features, bool(fields["has_input_scale"]))
 
 
 def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, workspace: int, stream: int) -> None:

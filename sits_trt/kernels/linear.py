@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_enqueue import Launches, enqueue_dequantize, enqueue_shape
-from sits_plugins.linear_plan import DenseShape, choose_shape, workspace
+from sits_plugins.linear_plan import DenseShape, choose_shape, flags_bytes, workspace
 from torch import Tensor, nn
 
 from sits_trt.layouts import MMA16_AXES, MMA16_COLUMNS, MMA16_ROWS, MMA16_SPLIT, WeightLayout
@@ -61,6 +61,7 @@ class KernelLinear(nn.Module):
         self.zeros = None if layer.zeros is None else relay_groups(layer.zeros, layer.group_size)
         self.bias = None if layer.bias is None else layer.bias.to(dtype)
         self.input_scale = None if layer.input_scale is None else layer.input_scale.to(dtype)
+        self.flags = torch.zeros(flags_bytes() // 4, dtype=torch.int32, device=layer.qweight.device)
         operands = (self.qweight, self.scales, self.zeros, self.bias, self.input_scale)
         self._operands = tuple(0 if tensor is None else tensor.data_ptr() for tensor in operands)
 
@@ -72,12 +73,12 @@ class KernelLinear(nn.Module):
             return out
         launcher, size = self.launcher, (x.shape[0], self.out_features, self.in_features)
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        shape = choose_shape(*size, launcher.sm, launcher.multiprocessors, library_gemm=True)
+        shape = choose_shape(*size, launcher.sm, launcher.multiprocessors)
         if isinstance(shape, DenseShape):
             weight = x.new_empty(self.out_features, self.in_features)
             enqueue_dequantize(launcher, self._call(x, out, 0), weight.data_ptr(), 0, self.out_features, stream)
             return nn.functional.linear(x, weight, self.bias)
-        scratch = workspace(shape, *size, launcher.multiprocessors)
+        scratch = workspace(shape, *size, launcher.multiprocessors, self.input_scale is not None)
         memory = x.new_empty(scratch.total, dtype=torch.uint8)
         enqueue_shape(launcher, self._call(x, out, memory.data_ptr()), shape, scratch, stream)
         return out
@@ -99,4 +100,5 @@ class KernelLinear(nn.Module):
             out_features=self.out_features,
             group_size=self.group_size,
             layout=WeightLayout.MMA16,
+            flags=self.flags.data_ptr(),
         )

@@ -13,10 +13,17 @@ from sits_plugins import launch as module
 from sits_plugins.bundle import Kernel, KernelBundle
 from sits_plugins.kernel_spec import ONE, Axis, per
 from sits_plugins.launch import BundleLauncher
+from sits_plugins.tensor_map import MatrixMap
 
 from sits_trt.errors import PluginError
 
-CTYPES = {"pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float}
+CTYPES: dict[str, Any] = {
+    "pointer": ctypes.c_uint64, "i64": ctypes.c_int64, "i32": ctypes.c_int32, "f32": ctypes.c_float,
+}  # fmt: skip
+
+
+def argument(kind: str, place: int) -> Any:
+    return ctypes.string_at(place, 128) if kind == "tensor_map" else CTYPES[kind].from_address(place).value
 
 
 class Driver:
@@ -48,7 +55,7 @@ class Driver:
         kernel = self.kernels[function]
         kinds = [kind for _, kind in kernel.arguments] + ["pointer"] * kernel.hidden_pointers
         places = (ctypes.c_void_p * len(kinds)).from_address(parameters)
-        values = [CTYPES[kind].from_address(place).value for kind, place in zip(kinds, places, strict=True)]
+        values = [argument(kind, place) for kind, place in zip(kinds, places, strict=True)]
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         self.launches.append((function, grid, config.hStream, values, getattr(config, "attrs", [])))
         return (self.failure,)
@@ -67,6 +74,7 @@ KERNELS = {
         kernel("hidden", "x:pointer n:i32", (per("n"), ONE, ONE), hidden_pointers=2, dependent=True),
         kernel("single", "n:i32", (per("n"), ONE, ONE)),
         kernel("none", "", (ONE, ONE, ONE)),
+        kernel("mapped", "n:i32 x:tensor_map y:pointer z:tensor_map m:i32", (per("n"), ONE, ONE), hidden_pointers=1),
         kernel("theirs", "x:pointer n:i32", (per("programs"), ONE, ONE)),
     )
 }
@@ -111,6 +119,18 @@ def test_numbers_at_the_edges_of_their_types_stay_what_they_are(launcher: Bundle
     assert driver.launches[-1][3] == list(edges)
     with pytest.raises(Exception, match="format requires"):
         launcher.launch("mixed", (1, 1, 1), (0, 2**31, 0.0, 0, 0, 0), 0)
+
+
+def test_matrices_reach_the_driver_as_its_tensor_maps(
+    launcher: BundleLauncher, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = {MatrixMap(256 * place, 5, 64, 16): bytes(range(place, place + 128)) for place in (1, 2)}
+    monkeypatch.setattr(module, "encoded", maps.__getitem__)
+    x, z = maps
+    launcher.launch("mapped", None, (3, x, 2**60, z, -1), 0)
+    launcher.launch("mapped", None, {"m": -1, "z": z, "y": 2**60, "x": x, "n": 3}, 0)
+    want = [3, maps[x], 2**60, maps[z], -1, 0]
+    assert [values for _, _, _, values, _ in driver.launches] == [want] * 2
 
 
 def test_hidden_pointers_are_null_and_dependents_say_so(launcher: BundleLauncher, driver: Driver) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from sits_plugins.kernel_spec import CudaModule, TritonKernel
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_catalogue import kernels, needed
 from sits_plugins.linear_enqueue import enqueue_linear
-from sits_plugins.linear_plan import DenseShape, choose_shape, shape_us, workspace, workspace_bound
+from sits_plugins.linear_plan import DenseShape, choose_shape, workspace, workspace_bound
 from sits_plugins.linear_shapes import StreamShape
 
 from sits_trt.ops import dequantize, w4a16_linear
@@ -117,6 +117,10 @@ class RecordingLauncher:
         self.known = catalogue_arguments(sm)
         self.names = []
 
+    def zero(self, address, size_bytes, stream):
+        assert address
+        assert size_bytes % 4 == 0
+
     def launch(self, name, grid, args, stream):
         arguments, rule = self.known[name]
         assert len(args) == len(arguments), name
@@ -130,17 +134,16 @@ class RecordingLauncher:
 @pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
 def test_every_choice_launches_kernels_of_the_bundle_with_their_arguments(sm, multiprocessors):
     launcher = RecordingLauncher(sm, multiprocessors)
-    for layout in ("sits", "mma16"):
-        for tokens in (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096):
-            for rows, columns in [*LLAMA_3_8B, (576, 1536), (960, 576)]:
-                call = LinearCall(
-                    x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=0, out=2048, workspace=4096,
-                    dtype="float16", tokens=tokens, in_features=columns, out_features=rows, group_size=64,
-                    layout=layout,
-                )  # fmt: skip
-                enqueue_linear(launcher, call, 0)
+    tokens = (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096)
+    sizes = [*LLAMA_3_8B, (576, 1536), (960, 576)]
+    for layout, scale, count, (rows, columns) in product(("sits", "mma16"), (0, 1280), tokens, sizes):
+        call = LinearCall(
+            x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=scale, out=2048, workspace=4096,
+            dtype="float16", tokens=count, in_features=columns, out_features=rows, group_size=64, layout=layout,
+        )  # fmt: skip
+        enqueue_linear(launcher, call, 0)
     kinds = {name.split("_")[1] for name in launcher.names}
-    fast = {"stream", "pack", "hopper", "balanced"} if sm == 90 else {"stream", "dequantize", "dense"}
+    fast = {"stream", "scale", "hopper"} if sm == 90 else {"stream", "dequantize", "dense"}
     assert kinds == {"portable", *fast}
 
 
@@ -149,7 +152,7 @@ def test_choice_has_no_cliff_on_an_h200(rows, columns):
     """More tokens never gain more than 5 % by the model: else the larger shape would have served the fewer tokens."""
     counts = sorted({*range(1, 65), *range(65, 4097, 61)})
     times = [
-        shape_us(choose_shape(m, rows, columns, 90, 132, True), m, rows, columns, 132) for m in counts
+        choose_shape(m, rows, columns, 90, 132).total_us(m, rows, columns, 132) for m in counts
     ]  # fmt: skip
     for smaller, larger in pairwise(times):
         assert larger > 0.95 * smaller
@@ -158,17 +161,17 @@ def test_choice_has_no_cliff_on_an_h200(rows, columns):
 def test_choice_follows_the_number_of_tokens():
     assert isinstance(choose_shape(1, 4096, 4096, 90, 132), StreamShape)
     assert not isinstance(choose_shape(512, 4096, 4096, 90, 132), StreamShape | DenseShape)
-    assert isinstance(choose_shape(4096, 28672, 4096, 90, 132, library_gemm=True), DenseShape)
     assert isinstance(choose_shape(4096, 28672, 4096, 80, 108), DenseShape)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
 def test_workspace_bound_holds_for_every_choice(sm):
     for rows, columns in LLAMA_3_8B:
-        bound = workspace_bound(1000, rows, columns)
-        for tokens in (1, 17, 64, 65, 500, 999, 1000):
-            shape = choose_shape(tokens, rows, columns, sm, 132)
-            assert workspace(shape, tokens, rows, columns, 132).total <= bound
+        for scaled in (False, True):
+            bound = workspace_bound(1000, rows, columns, scaled)
+            for tokens in (1, 17, 64, 65, 500, 999, 1000):
+                shape = choose_shape(tokens, rows, columns, sm, 132)
+                assert workspace(shape, tokens, rows, columns, 132, scaled).total <= bound
 
 
 def test_a_build_needs_only_the_linears_of_its_format():
@@ -177,7 +180,7 @@ def test_a_build_needs_only_the_linears_of_its_format():
     assert sorted(names) == sorted(
         [
             "linear_stream_bf16_g32_asym", "linear_dequantize_bf16_g32_asym", "linear_hopper_bf16_g32_asym",
-            "linear_balanced_bf16_g32_asym", "linear_pack_bf16", "linear_dense_bf16",
+            "linear_scale_bf16", "linear_dense_bf16",
             "linear_portable_bf16_g32_t16", "linear_portable_bf16_g32_t64",
         ]
     )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_plan import DenseShape, workspace
-from sits_plugins.linear_shapes import BALANCED, HOPPER, STREAM, StreamShape
+from sits_plugins.linear_shapes import HOPPER, STREAM, StreamShape
 
 from sits_trt.kernels.linear import KernelLinear
 from tests.support.gpu_launcher import gpu_launcher
@@ -34,7 +34,7 @@ def run(launcher, shape, weight, x):
 
     layer = KernelLinear(weight.layer(), x.dtype, launcher)
     size = (x.shape[0], layer.out_features, layer.in_features)
-    scratch = workspace(shape, *size, launcher.multiprocessors)
+    scratch = workspace(shape, *size, launcher.multiprocessors, layer.input_scale is not None)
     memory = torch.full((scratch.total + 16,), 0xFF, dtype=torch.uint8, device="cuda")
     out = torch.full((x.shape[0], layer.out_features), float("nan"), dtype=x.dtype, device="cuda")
     call = LinearCall(
@@ -54,7 +54,7 @@ def run(launcher, shape, weight, x):
 
 
 def shapes_of(launcher):
-    return [*STREAM, DenseShape(), *((*HOPPER, *BALANCED) if launcher.sm == 90 else ())]
+    return [*STREAM, DenseShape(), *(HOPPER if launcher.sm == 90 else ())]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -58,7 +58,7 @@ class CpuLauncher:
         size = (call.out_features, call.in_features)
         blocks, pieces = (-(-extent // step) for extent, step in zip(size, (16, 64), strict=True))
         words = tensor_at(call.qweight, (blocks, pieces, 32, 4), torch.int32).numpy().view(np.uint32)
-        bound = workspace_bound(call.tokens, *size)
+        bound = workspace_bound(call.tokens, *size, call.input_scale != 0)
         if bound:
             tensor_at(call.workspace, (bound,), torch.uint8).fill_(255)
         out = tensor_at(call.out, (call.tokens, call.out_features), dtype)
