@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from bench_timing import Row, graph_us, rotation
+from bench_timing import Row, graph_us, graphs_us, rotation
 from sits_plugins.linear_enqueue import Launches
 from torch import Tensor
 
@@ -31,8 +31,9 @@ def int4_bytes(rows: int, columns: int) -> float:
     return rows * columns * (0.5 + 2 / GROUP)
 
 
-def inputs(tokens: int, columns: int, sets: int) -> list[Tensor]:
-    return [torch.randn(tokens, columns, device="cuda").half() for _ in range(sets)]
+def inputs(tokens: int, columns: int) -> Tensor:
+    """Return activations, one set for all weights: who made them just left them in the L2, if it is large."""
+    return torch.randn(tokens, columns, device="cuda").half()
 
 
 class Peers:
@@ -48,13 +49,15 @@ class Peers:
             torch.randn(rows, columns, device="cuda").half() for _ in range(rotation(2 * rows * columns))
         ]  # fmt: skip
 
-    def ours_us(self, tokens: int) -> float:
-        x = inputs(tokens, self.columns, len(self.ours))
-        return graph_us(lambda i: self.ours[i](x[i]), len(self.ours))
-
-    def cublas_us(self, tokens: int) -> float:
-        x = inputs(tokens, self.columns, len(self.dense))
-        return graph_us(lambda i: torch.mm(x[i], self.dense[i].t()), len(self.dense))
+    def ours_and_cublas_us(self, tokens: int) -> tuple[float, float]:
+        x = inputs(tokens, self.columns)
+        ours, cublas = graphs_us(
+            [
+                (lambda i: self.ours[i](x), len(self.ours)),
+                (lambda i: torch.mm(x, self.dense[i].t()), len(self.dense)),
+            ]
+        )
+        return ours, cublas
 
     def tinygemm_us(self, tokens: int) -> float:
         sets = rotation(int4_bytes(self.rows, self.columns))
@@ -93,7 +96,7 @@ def _settings(peers: Peers, tokens: int) -> str:
 def _one_token(peers: Peers, copy_bytes_per_us: float) -> list[Row]:
     found = []
     for tokens in (1, 16):
-        ours, cublas, tinygemm = peers.ours_us(tokens), peers.cublas_us(tokens), peers.tinygemm_us(tokens)
+        (ours, cublas), tinygemm = peers.ours_and_cublas_us(tokens), peers.tinygemm_us(tokens)
         bandwidth = int4_bytes(peers.rows, peers.columns) / ours / copy_bytes_per_us
         figures: dict[str, float | str] = {
             "of copy bandwidth": bandwidth, "x cuBLAS": cublas / ours, "x tinygemm": tinygemm / ours,
@@ -104,7 +107,7 @@ def _one_token(peers: Peers, copy_bytes_per_us: float) -> list[Row]:
 
 
 def _against_cublas(what: str, peers: Peers, tokens: int) -> Row:
-    ours, cublas = peers.ours_us(tokens), peers.cublas_us(tokens)
+    ours, cublas = peers.ours_and_cublas_us(tokens)
     tflops = 2 * tokens * peers.rows * peers.columns / ours / 1e6
     figures: dict[str, float | str] = {"x cuBLAS": cublas / ours, "cuBLAS us": cublas, "TFLOP/s": tflops}
     return Row(f"W4A16 g128, {what}", _settings(peers, tokens), ours, figures)

@@ -36,6 +36,33 @@ def graph_us(launch: Callable[[int], object], sets: int, replays: int = 7) -> fl
 
     All sets are launched one after the other inside one CUDA graph, which is replayed.
     """
+    return graphs_us([(launch, sets)], replays)[0]
+
+
+def graphs_us(launches: Sequence[tuple[Callable[[int], object], int]], replays: int = 7) -> list[float]:
+    """Return `graph_us` of several launches, each with its number of sets, replayed in turns.
+
+    So the GPU, whose clocks fall as it gets warm, is in the same state for all of them.
+    """
+    graphs = [_captured(launch, sets) for launch, sets in launches]
+    begun = time.monotonic()
+    while time.monotonic() - begun < WARM_S:
+        for graph in graphs:
+            graph.replay()
+        torch.cuda.synchronize()
+    times: list[list[float]] = [[] for _ in graphs]
+    for _ in range(replays):
+        for graph, found, (_, sets) in zip(graphs, times, launches, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) * 1000 / sets)
+    return [statistics.median(found) for found in times]
+
+
+def _captured(launch: Callable[[int], object], sets: int) -> torch.cuda.CUDAGraph:
     launch(0)
     torch.cuda.synchronize()
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -45,19 +72,7 @@ def graph_us(launch: Callable[[int], object], sets: int, replays: int = 7) -> fl
         with torch.cuda.graph(graph, stream=stream):
             for index in range(sets):
                 launch(index)
-    begun = time.monotonic()
-    while time.monotonic() - begun < WARM_S:
-        graph.replay()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / sets)
-    return statistics.median(times)
+    return graph
 
 
 def copy_bytes_per_us() -> float:
