@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from sits_trt.contract import EngineLimits
 from sits_trt.models import build_decoder
@@ -20,7 +21,13 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-SPEC = tiny_spec(hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=2, head_dim=64)
+# Random weights this wide give scores that spread by 16, so that one key takes everything: rounding then moves logits
+# by 2% of their norm, and a lost key often by nothing. A sixteenth of the usual scale makes scores spread by one.
+SPEC = tiny_spec(
+    hidden_size=256, intermediate_size=512, num_heads=4, num_kv_heads=2, head_dim=64, attention_scale=1 / 128
+)
+TOLERANCE = 1e-2
+"""Of the norm of a row: float16 through two layers differs by up to 0.4%, one key left out by 3% at least."""
 
 
 def step(counts: list[int], contexts: list[int], seed: int) -> StepInputs:
@@ -35,6 +42,11 @@ def step(counts: list[int], contexts: list[int], seed: int) -> StepInputs:
     )
 
 
+def assert_rows_agree(ours: Tensor, theirs: Tensor, what: str) -> None:
+    errors = (ours - theirs).norm(dim=1) / theirs.norm(dim=1)
+    assert errors.max() < TOLERANCE, f"{what}: {errors.tolist()}"
+
+
 def test_it_gives_the_eager_runners_logits(tmp_path) -> None:
     from sits_trt.runtime.runners.cuda import CudaRunner
 
@@ -47,11 +59,10 @@ def test_it_gives_the_eager_runners_logits(tmp_path) -> None:
     for number, counts in enumerate([[70, 1, 33, 5, 64], [1] * 5, [1] * 5, [1, 40, 1, 1, 7], [1] * 5]):
         inputs = step(counts, contexts, number)
         theirs, ours = eager.run(inputs), cuda.run(inputs)
-        # Half precision through two layers; logits are of size 1.
-        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+        assert_rows_agree(ours, theirs, f"step {number}, new tokens {counts}")
         contexts = [context + count for context, count in zip(contexts, counts, strict=True)]
     three = step([1] * 3, contexts[:3], 99)
     logits = cuda.run(three)
-    torch.testing.assert_close(logits, eager.run(three), rtol=2e-2, atol=2e-2)
+    assert_rows_agree(logits, eager.run(three), "the first three")
     largest = np.array([[0.0, 0.0, 1.0, 0.0]] * 3)
     assert torch.equal(cuda.draw(logits, largest), logits.argmax(-1))
