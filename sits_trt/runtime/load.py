@@ -103,6 +103,8 @@ def choose_runner(backend: str, runner: str, device: str, has_cuda: bool) -> tup
         return "cuda", "cuda", "asked for"
     place = device if device != "auto" else "cuda" if has_cuda else "cpu"
     here = "asked for" if device != "auto" else "an NVIDIA GPU is here" if has_cuda else "no NVIDIA GPU is here"
+    if (backend, runner, place) == ("cuda", "auto", "cuda"):
+        return "cuda", place, here
     instead = "" if backend == "eager" else f"; it computes what the {backend} engine does, from the same checkpoint"
     return "eager", place, here + instead
 

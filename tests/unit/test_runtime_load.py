@@ -44,6 +44,14 @@ def test_the_runner_is_chosen_and_says_why(
     assert why in chosen[2]
 
 
+def test_a_build_for_the_kernels_runs_on_them_where_there_is_a_gpu() -> None:
+    assert choose_runner("cuda", "auto", "auto", True) == ("cuda", "cuda", "an NVIDIA GPU is here")
+    assert choose_runner("cuda", "auto", "cuda", True)[:2] == ("cuda", "cuda")
+    for runner, device, has_cuda in (("auto", "auto", False), ("auto", "cpu", True), ("eager", "auto", True)):
+        assert choose_runner("cuda", runner, device, has_cuda)[0] == "eager"
+    assert choose_runner("tensorrt-rtx", "cuda", "auto", True)[:2] == ("cuda", "cuda")
+
+
 def test_an_engine_that_cannot_run_here_is_named() -> None:
     assert "what the tensorrt-rtx engine does" in choose_runner("tensorrt-rtx", "auto", "auto", False)[2]
     for runner, device, message in (
