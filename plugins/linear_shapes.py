@@ -111,8 +111,9 @@ class HopperShape:
         if self.share_tiles:
             share = ceil_div(tiles * ceil_div(pieces, CHUNK_PIECES), multiprocessors) * CHUNK_PIECES
             return 5.5 + 0.018 * self.tokens + share * piece_us
-        cluster_us = 2.6 if self.split > 1 else 0.0
-        return cluster_us + ceil_div(tiles * self.split, multiprocessors) * (1.4 + pieces * piece_us)
+        # Copies run on from one tile of a block into its next; clusters have one tile each.
+        tile_us = 4.5 if self.split > 1 else 1.4
+        return ceil_div(tiles * self.split, multiprocessors) * (tile_us + pieces * piece_us)
 
 
 _PIECE_US = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from bench_timing import Row, graph_us, graphs_us, rotation
 from sits_plugins.linear_enqueue import Launches
@@ -114,18 +116,18 @@ def _against_cublas(what: str, peers: Peers, tokens: int) -> Row:
 
 
 def _compare_neighbours(rows: list[Row], peers: Peers, copy_bytes_per_us: float) -> None:
-    """Add each point's share of its roofline, and that share over the better one of its neighbours' shares.
+    """Add each point's share of its roofline, and what a cliff would show in: both figures are 1 or more without one.
 
     The roofline is the larger of two times: every byte once at copy bandwidth, and the products at the best rate
-    that cuBLAS reached in these rows.
+    that cuBLAS reached in these rows. 'tokens/s / fewer': this point's tokens a second over those of the neighbour with
+    fewer tokens. 'more / time': the time of the neighbour with more tokens over this point's.
     """
     rate = max(float(row.figures["TFLOP/s"]) / float(row.figures["x cuBLAS"]) for row in rows)
-    shares = []
     for row, tokens in zip(rows, UNEVEN_TOKENS, strict=True):
         moved = int4_bytes(peers.rows, peers.columns) + 2 * tokens * (peers.rows + peers.columns)
         floor = max(moved / copy_bytes_per_us, 2 * tokens * peers.rows * peers.columns / rate / 1e6)
-        shares.append(floor / row.time_us)
-    for index, row in enumerate(rows):
-        around = [shares[i] for i in (index - 1, index + 1) if 0 <= i < len(shares)]
-        row.figures["of roofline"] = shares[index]
-        row.figures["/ better neighbour"] = shares[index] / max(around)
+        row.figures["of roofline"] = floor / row.time_us
+    points = list(zip(rows, UNEVEN_TOKENS, strict=True))
+    for (fewer, few), (more, many) in pairwise(points):
+        more.figures["tokens/s / fewer"] = many / more.time_us / (few / fewer.time_us)
+        fewer.figures["more / time"] = more.time_us / fewer.time_us
