@@ -30,7 +30,7 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
         if sm == 90:
             found.append(_scale(dtype))
         for group, zeros in product(GROUP_SIZES, (False, True)):
-            found += [_stream(dtype, group, zeros), _dequantize(dtype, group, zeros)]
+            found += [_stream(sm, dtype, group, zeros), _dequantize(dtype, group, zeros)]
             if sm == 90:
                 found.append(_hopper(dtype, group, zeros))
     return found
@@ -60,7 +60,7 @@ def _arguments(pointers: str, integers: str) -> tuple[tuple[str, str], ...]:
     return (*((name, "pointer") for name in pointers.split()), *((name, "i32") for name in integers.split()))
 
 
-def _stream(dtype: str, group: int, zeros: bool) -> CudaModule:
+def _stream(sm: int, dtype: str, group: int, zeros: bool) -> CudaModule:
     name = f"linear_stream_{format_name(dtype, group, zeros)}"
     found = [
         CudaKernel(
@@ -68,11 +68,15 @@ def _stream(dtype: str, group: int, zeros: bool) -> CudaModule:
             arguments=_arguments("x qweight scales zeros bias input_scale out", "tokens rows columns"),
             grid=(per(("rows", 16 * s.row_blocks)), per(("tokens", 8 * s.tiles)), ONE),
             threads=32 * s.warps,
-            template=(_cpp(dtype), s.tiles, s.row_blocks, s.warps, s.depth, group, str(zeros).lower()),
+            # For SM 12.0 the compiler needs more registers: held to so many resident blocks, the kernels would spill.
+            template=(
+                _cpp(dtype), s.tiles, s.row_blocks, s.warps, s.zeros_depth if zeros else s.depth,
+                s.resident if sm <= 90 else 1, group, str(zeros).lower(),
+            ),
             dependent=True,
         )
         for s in STREAM
-    ]
+    ]  # fmt: skip
     return CudaModule(name, "linear_stream.cu", tuple(found))
 
 

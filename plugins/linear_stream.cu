@@ -56,17 +56,14 @@ __device__ __forceinline__ void stream(
     u32 input[AHEAD][TILES][8];
     float total[ROW_BLOCKS][TILES][4] = {};
 
-    // `ahead` counts pieces of this warp from where the pointers stand.
-    auto fetch = [&](Stage<ROW_BLOCKS, GROUPS, ZEROS> &stage, int ahead) {
+    // A row block's part of a stage; `ahead` counts pieces of this warp from where the pointers stand.
+    auto fetch = [&](Stage<ROW_BLOCKS, GROUPS, ZEROS> &stage, int r, int ahead) {
+        stage.codes[r] = load_once(codes_at[r] + ahead * WARPS * 512);
 #pragma unroll
-        for (int r = 0; r < ROW_BLOCKS; ++r) {
-            stage.codes[r] = load_once(codes_at[r] + ahead * WARPS * 512);
-#pragma unroll
-            for (int i = 0; i < GROUPS; ++i) {
-                int group = ahead * WARPS * 64 / GROUP + i;
-                stage.scales[r * GROUPS + i] = *(const u32 *)(scales_at[r] + group * 32);
-                if (ZEROS) stage.zeros[r * GROUPS + i] = *(const u16 *)(zeros_at[r] + group * 16);
-            }
+        for (int i = 0; i < GROUPS; ++i) {
+            int group = ahead * WARPS * 64 / GROUP + i;
+            stage.scales[r * GROUPS + i] = *(const u32 *)(scales_at[r] + group * 32);
+            if (ZEROS) stage.zeros[r * GROUPS + i] = *(const u16 *)(zeros_at[r] + group * 16);
         }
     };
     auto fetch_input = [&](u32 words[TILES][8], int ahead, int piece) {
@@ -82,8 +79,10 @@ __device__ __forceinline__ void stream(
             }
         }
     };
-    auto multiply = [&](const Stage<ROW_BLOCKS, GROUPS, ZEROS> &stage, u32 words[TILES][8], int piece) {
-        if (input_scale) {
+    // Multiply a stage, and refill each row block's part as soon as its products are formed.
+    auto multiply = [&](Stage<ROW_BLOCKS, GROUPS, ZEROS> &stage, u32 words[TILES][8], int piece, int ahead,
+                        bool scaled) {
+        if (scaled) {
 #pragma unroll
             for (int i = 0; i < TILES; ++i)
                 scale_inputs<T>(words[i], input_scale + piece * 64 + 8 * t, columns - piece * 64);
@@ -111,37 +110,48 @@ __device__ __forceinline__ void stream(
                     total[r][i][3] += scale1 * sum[i][3];
                 }
             }
+            if (piece + DEPTH * WARPS < pieces) fetch(stage, r, ahead);
         }
     };
 
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
-        if (warp + d * WARPS < pieces) fetch(ring[d], d);
+#pragma unroll
+        for (int r = 0; r < ROW_BLOCKS; ++r)
+            if (warp + d * WARPS < pieces) fetch(ring[d], r, d);
     let_next_start();
     wait_for_previous();
-    if (AHEAD == 2 && warp < pieces) fetch_input(input[0], 0, warp);
-    for (int piece = warp; piece < pieces; piece += DEPTH * WARPS) {
+    // Two loops, so that without an input scale no branch stands between a piece's loads and its products.
+    auto run = [&](bool scaled) {
+        const bool early = AHEAD == 2 && !scaled;  // scaling takes the registers
+        if (early && warp < pieces) fetch_input(input[0], 0, warp);
+        for (int piece = warp; piece < pieces; piece += DEPTH * WARPS) {
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d) {
-            int here = piece + d * WARPS, next = here + WARPS;
-            if (here < pieces) {
-                if (AHEAD == 2) {
-                    if (next < pieces) fetch_input(input[(d + 1) % AHEAD], d + 1, next);
-                } else {
-                    fetch_input(input[0], d, here);
+            for (int d = 0; d < DEPTH; ++d) {
+                int here = piece + d * WARPS, next = here + WARPS, from = early ? d % AHEAD : 0;
+                if (here < pieces) {
+                    if (early) {
+                        if (next < pieces) fetch_input(input[(d + 1) % AHEAD], d + 1, next);
+                    } else {
+                        fetch_input(input[0], d, here);
+                    }
+                    multiply(ring[d], input[from], here, d + DEPTH, scaled);
                 }
-                multiply(ring[d], input[d % AHEAD], here);
-                if (here + DEPTH * WARPS < pieces) fetch(ring[d], d + DEPTH);
             }
-        }
 #pragma unroll
-        for (int r = 0; r < ROW_BLOCKS; ++r) {
-            codes_at[r] += DEPTH * WARPS * 512;
-            scales_at[r] += DEPTH * WARPS * 64 / GROUP * 32;
-            zeros_at[r] += DEPTH * WARPS * 64 / GROUP * 16;
-        }
+            for (int r = 0; r < ROW_BLOCKS; ++r) {
+                codes_at[r] += DEPTH * WARPS * 512;
+                scales_at[r] += DEPTH * WARPS * 64 / GROUP * 32;
+                zeros_at[r] += DEPTH * WARPS * 64 / GROUP * 16;
+            }
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) input_at[i] += DEPTH * WARPS * 128;
+            for (int i = 0; i < TILES; ++i) input_at[i] += DEPTH * WARPS * 128;
+        }
+    };
+    if (input_scale) {
+        run(true);
+    } else {
+        run(false);
     }
 
     constexpr int VALUES = ROW_BLOCKS * TILES * 4;
@@ -166,8 +176,9 @@ __device__ __forceinline__ void stream(
     }
 }
 
-#define KERNEL(NAME, T, TILES, ROW_BLOCKS, WARPS, DEPTH, GROUP, ZEROS)                                                 \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) NAME(                                                     \
+// RESIDENT blocks fit a multiprocessor at once: what hides the latency of the loads.
+#define KERNEL(NAME, T, TILES, ROW_BLOCKS, WARPS, DEPTH, RESIDENT, GROUP, ZEROS)                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) NAME(                                           \
         const u16 *x, const u32 *qweight, const u16 *scales, const u8 *zeros, const u16 *bias, const u16 *input_scale, \
         u16 *out, int tokens, int rows, int columns) {                                                                 \
         stream<T, TILES, ROW_BLOCKS, WARPS, DEPTH, GROUP, ZEROS>(                                                      \
