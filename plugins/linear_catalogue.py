@@ -8,7 +8,7 @@ from typing import Any
 
 from sits_plugins import linear_dense, linear_portable
 from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
-from sits_plugins.linear_shapes import CHUNKS_AHEAD, HOPPER, STREAM
+from sits_plugins.linear_shapes import CHUNKS_AHEAD, GATED, HOPPER, STREAM
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 GROUP_SIZES = (32, 64, 128)
@@ -30,7 +30,8 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
         if sm == 90:
             found.append(_scale(dtype))
         for group, zeros in product(GROUP_SIZES, (False, True)):
-            found += [_stream(sm, dtype, group, zeros), _dequantize(dtype, group, zeros)]
+            found += [_stream(sm, kind, dtype, group, zeros) for kind in ("stream", "gated")]
+            found.append(_dequantize(dtype, group, zeros))
             if sm == 90:
                 found.append(_hopper(dtype, group, zeros))
     return found
@@ -50,7 +51,7 @@ def needed(dtype: str, group_size: int, symmetric: bool) -> Callable[[str], bool
     """Return which kernels and modules a build with these weights needs: all that are not another format's linear."""
     real = DTYPES[dtype]
     mine = format_name(dtype, group_size, not symmetric)
-    names = {f"linear_{kind}_{mine}" for kind in ("stream", "dequantize", "hopper")}
+    names = {f"linear_{kind}_{mine}" for kind in ("stream", "gated", "dequantize", "hopper")}
     names |= {portable_name(dtype, group_size, tile) for tile in PORTABLE_TOKENS}
     names |= {f"linear_dense_{real}", f"linear_scale_{real}"}
     return lambda name: not name.startswith("linear_") or name in names
@@ -60,8 +61,10 @@ def _arguments(pointers: str, integers: str) -> tuple[tuple[str, str], ...]:
     return (*((name, "pointer") for name in pointers.split()), *((name, "i32") for name in integers.split()))
 
 
-def _stream(sm: int, dtype: str, group: int, zeros: bool) -> CudaModule:
-    name = f"linear_stream_{format_name(dtype, group, zeros)}"
+def _stream(sm: int, kind: str, dtype: str, group: int, zeros: bool) -> CudaModule:
+    """Return the streaming kernels; those of kind "gated" store silu(gate) * up."""
+    name = f"linear_{kind}_{format_name(dtype, group, zeros)}"
+    gated = kind == "gated"
     found = [
         CudaKernel(
             name=f"{name}_{s.suffix}",
@@ -71,11 +74,11 @@ def _stream(sm: int, dtype: str, group: int, zeros: bool) -> CudaModule:
             # For SM 12.0 the compiler needs more registers: held to so many resident blocks, the kernels would spill.
             template=(
                 _cpp(dtype), s.tiles, s.row_blocks, s.warps, s.zeros_depth if zeros else s.depth,
-                s.resident if sm <= 90 else 1, group, str(zeros).lower(),
+                s.resident if sm <= 90 else 1, group, str(zeros).lower(), str(gated).lower(),
             ),
             dependent=True,
         )
-        for s in STREAM
+        for s in (GATED if gated else STREAM)
     ]  # fmt: skip
     return CudaModule(name, "linear_stream.cu", tuple(found))
 

@@ -46,8 +46,7 @@ def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: W
     size = (call.tokens, call.out_features, call.in_features)
     weight = (call.qweight, call.scales, call.zeros)
     if isinstance(shape, StreamShape):
-        args = (call.x, *weight, call.bias, call.input_scale, call.out, *size)
-        launcher.launch(f"linear_stream_{name}_{shape.suffix}", None, args, stream)
+        _enqueue_stream(launcher, call, f"linear_stream_{name}_{shape.suffix}", stream)
     elif isinstance(shape, DenseShape):
         _enqueue_dense(launcher, call, name, stream)
     else:
@@ -62,6 +61,15 @@ def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: W
             *size, int(shape.share_tiles), blocks,
         )  # fmt: skip
         launcher.launch(f"linear_hopper_{name}_{shape.suffix}", None, args, stream)
+
+
+def enqueue_gated(launcher: Launches, call: LinearCall, shape: StreamShape, stream: int) -> None:
+    """Enqueue out[tokens, out_features / 2] = silu(gate) * up, the halves of what `enqueue_linear` computes.
+
+    For weights in the mma16 layout and a shape that `linear_plan.choose_gated` returns; needs no workspace.
+    """
+    name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
+    _enqueue_stream(launcher, call, f"linear_gated_{name}_{shape.suffix}", stream)
 
 
 def _scaled(launcher: Launches, call: LinearCall, stream: int) -> int:
@@ -82,6 +90,11 @@ def enqueue_dequantize(launcher: Launches, call: LinearCall, out: int, first_row
     scales = call.scales + first_row * groups * 2
     zeros = call.zeros + first_row * groups if call.zeros else 0
     launcher.launch(name, None, (qweight, scales, zeros, call.input_scale, out, rows, call.in_features), stream)
+
+
+def _enqueue_stream(launcher: Launches, call: LinearCall, name: str, stream: int) -> None:
+    operands = (call.x, call.qweight, call.scales, call.zeros, call.bias, call.input_scale, call.out)
+    launcher.launch(name, None, (*operands, call.tokens, call.out_features, call.in_features), stream)
 
 
 def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int) -> None:

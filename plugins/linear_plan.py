@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sits_plugins.linear_shapes import HOPPER, STREAM, HopperShape, StreamShape, ceil_div
+from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, HopperShape, StreamShape, ceil_div
 
 DENSE_ROWS = 4096
 """Rows that are dequantized at a time for a dense product: 32 MiB at 4096 columns, which stay in a large L2."""
 
 STREAM_TOKENS = 128
 """Most tokens of the streaming kernel where the Hopper kernels cannot run."""
+
+GATED_TOKENS = 64
+"""Most tokens of the linear with SiLU in it."""
+
+SILU_US = 1.0
+"""What a SiLU of its own adds at least to a step on an H200: measured with one token of 14336."""
 
 _MOST_MULTIPROCESSORS = 160
 """More than any Hopper GPU has: bounds the workspace when a build does not know the GPU yet."""
@@ -47,6 +53,21 @@ def choose_shape(tokens: int, rows: int, columns: int, sm: int, multiprocessors:
     streams = STREAM if sm != 90 or tokens <= 64 else ()
     candidates: list[StreamShape | HopperShape] = [*streams, *(HOPPER if sm == 90 else ())]
     return min(candidates, key=lambda shape: shape.total_us(tokens, rows, columns, multiprocessors))
+
+
+@lru_cache(maxsize=4096)
+def choose_gated(tokens: int, rows: int, columns: int, sm: int, multiprocessors: int) -> StreamShape | None:
+    """Return the cheapest shape that stores silu(gate) * up, of `rows` gate and up rows together.
+
+    None where `choose_shape` and a SiLU of its own are faster, or `rows` are no multiple of 32.
+    """
+    if rows % 32 or tokens > GATED_TOKENS:
+        return None
+    size = (tokens, rows, columns, multiprocessors)
+    best = min(GATED, key=lambda shape: shape.total_us(*size))
+    separate = choose_shape(tokens, rows, columns, sm, multiprocessors)
+    assert not isinstance(separate, DenseShape), "GATED_TOKENS are fewer than STREAM_TOKENS"
+    return best if best.total_us(*size) < separate.total_us(*size) + SILU_US else None
 
 
 def workspace(

@@ -142,6 +142,9 @@ STREAM = (
     StreamShape(4, 2, 4, 2, 2, 3, Cost(4.00, 0.73, 0.284)),
 )
 
+GATED = tuple(shape for shape in STREAM if shape.row_blocks == 2)
+"""Shapes that can take gate rows and their up rows."""
+
 HOPPER = tuple(
     HopperShape(tokens, split, share_tiles)
     for tokens in _PIECE_US

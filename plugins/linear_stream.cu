@@ -3,7 +3,8 @@
 // Weights lie in the order of `layouts.MMA16`: one 16-byte load gives a lane its A fragments of four
 // mma.m16n8k16 over 16 rows and 64 columns. Activations are the B operand, straight from global memory (L1).
 // The warps of a block share its rows and take every WARPS-th piece of 64 columns; their sums meet in shared
-// memory. Compiled by NVRTC without any header, so half precision is handled as packed 32-bit words.
+// memory. GATED, the rows are gate rows and as many up rows, and silu(gate) * up is stored instead of both.
+// Compiled by NVRTC without any header, so half precision is handled as packed 32-bit words.
 
 #include "linear_common.cuh"
 
@@ -26,22 +27,32 @@ __device__ __forceinline__ void scale_inputs(u32 x[8], const u16 *input_scale, i
     }
 }
 
+// silu(gate) * up, rounded where the separate operations round.
+template <typename T> __device__ __forceinline__ u16 silu_times(float gate, float up) {
+    gate = T::to_float(T::from_float(gate)), up = T::to_float(T::from_float(up));
+    float activated = T::to_float(T::from_float(gate / (1.0f + __expf(-gate))));
+    return T::from_float(activated * up);
+}
+
 // TILES tiles of 8 tokens and ROW_BLOCKS blocks of 16 rows a block; DEPTH pieces of weights in flight a warp.
-template <typename T, int TILES, int ROW_BLOCKS, int WARPS, int DEPTH, int GROUP, bool ZEROS>
+// out: [tokens, rows]; GATED [tokens, rows / 2], rows a multiple of 32, the block's second 16 rows the up rows.
+template <typename T, int TILES, int ROW_BLOCKS, int WARPS, int DEPTH, int GROUP, bool ZEROS, bool GATED>
 __device__ __forceinline__ void stream(
     const u16 *x, const u32 *qweight, const u16 *scales, const u8 *zeros, const u16 *bias, const u16 *input_scale,
     u16 *out, int tokens, int rows, int columns) {
+    static_assert(!GATED || ROW_BLOCKS == 2, "one block of gate rows and one of up rows");
     constexpr int GROUPS = GROUP == 32 ? 2 : 1;  // scales in a piece
     constexpr int AHEAD = TILES <= 2 && DEPTH >= 2 ? 2 : 1;  // inputs of the next piece load while this one computes
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pieces = (columns + 63) / 64, blocks = (rows + 15) / 16;
     const int groups = GROUP == 32 ? 2 * pieces : columns / GROUP;
-    const int first_block = blockIdx.x * ROW_BLOCKS, first_token = blockIdx.y * 8 * TILES;
+    const int first_block = GATED ? blockIdx.x : blockIdx.x * ROW_BLOCKS, next_block = GATED ? blocks / 2 : 1;
+    const int first_token = blockIdx.y * 8 * TILES;
 
     const char *codes_at[ROW_BLOCKS], *scales_at[ROW_BLOCKS], *zeros_at[ROW_BLOCKS], *input_at[TILES];
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; ++r) {
-        long block = min(first_block + r, blocks - 1);
+        long block = min(first_block + r * next_block, blocks - 1);
         codes_at[r] = (const char *)qweight + ((block * pieces + warp) * 32 + lane) * 16;
         scales_at[r] = (const char *)scales + ((block * groups + warp * 64 / GROUP) * 8 + g) * 4;
         zeros_at[r] = (const char *)zeros + ((block * groups + warp * 64 / GROUP) * 8 + g) * 2;
@@ -164,23 +175,30 @@ __device__ __forceinline__ void stream(
             for (int j = 0; j < 4; ++j) partial[warp][(r * TILES + i) * 4 + j][lane] = total[r][i][j];
     __syncthreads();
     const int here = min(tokens - first_token, 8 * TILES);
-    for (int e = threadIdx.x; e < here * ROW_BLOCKS * 16; e += WARPS * 32) {
-        int local = e % (ROW_BLOCKS * 16), token = e / (ROW_BLOCKS * 16), row = first_block * 16 + local;
-        if (row >= rows) continue;
+    auto summed = [&](int local, int token, int row) {
         int value = ((local / 16) * TILES + token / 8) * 4 + (local % 16 / 8) * 2 + token % 2;
         int from = (local % 8) * 4 + token % 8 / 2;
         float sum = bias ? T::to_float(bias[row]) : 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += partial[w][value][from];
-        out[(long)(first_token + token) * rows + row] = T::from_float(sum);
+        return sum;
+    };
+    constexpr int RESULTS = GATED ? 16 : ROW_BLOCKS * 16;  // of a token
+    for (int e = threadIdx.x; e < here * RESULTS; e += WARPS * 32) {
+        int local = e % RESULTS, token = e / RESULTS, row = first_block * 16 + local;
+        u16 *to = out + (long)(first_token + token) * (GATED ? rows / 2 : rows) + row;
+        if (GATED)
+            *to = silu_times<T>(summed(local, token, row), summed(16 + local, token, row + rows / 2));
+        else if (row < rows)
+            *to = T::from_float(summed(local, token, row));
     }
 }
 
 // RESIDENT blocks fit a multiprocessor at once: what hides the latency of the loads.
-#define KERNEL(NAME, T, TILES, ROW_BLOCKS, WARPS, DEPTH, RESIDENT, GROUP, ZEROS)                                       \
+#define KERNEL(NAME, T, TILES, ROW_BLOCKS, WARPS, DEPTH, RESIDENT, GROUP, ZEROS, GATED)                                \
     extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) NAME(                                           \
         const u16 *x, const u32 *qweight, const u16 *scales, const u8 *zeros, const u16 *bias, const u16 *input_scale, \
         u16 *out, int tokens, int rows, int columns) {                                                                 \
-        stream<T, TILES, ROW_BLOCKS, WARPS, DEPTH, GROUP, ZEROS>(                                                      \
+        stream<T, TILES, ROW_BLOCKS, WARPS, DEPTH, GROUP, ZEROS, GATED>(                                               \
             x, qweight, scales, zeros, bias, input_scale, out, tokens, rows, columns);                                 \
     }

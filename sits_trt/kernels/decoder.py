@@ -67,8 +67,11 @@ class KernelDecoder:
         return decoder.logits(normed.index_select(0, logit_indices))
 
     def _activated(self, layer: DecoderLayer, normed: Tensor) -> Tensor:
-        both = layer.gate_up(normed)
-        return silu_mul(self._launcher, both) if layer.spec.activation == "silu" else layer.gated(both)
+        if layer.spec.activation != "silu":
+            return layer.gated(layer.gate_up(normed))
+        if isinstance(layer.gate_up, KernelLinear):
+            return layer.gate_up.silu_gated(normed)
+        return silu_mul(self._launcher, layer.gate_up(normed))
 
 
 def _relay(module: nn.Module, dtype: torch.dtype, launcher: BundleLauncher) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from sits_plugins.launcher import LinearCall
-from sits_plugins.linear_enqueue import Launches, enqueue_dequantize, enqueue_shape
-from sits_plugins.linear_plan import DenseShape, choose_shape, flags_bytes, workspace
+from sits_plugins.linear_enqueue import Launches, enqueue_dequantize, enqueue_gated, enqueue_shape
+from sits_plugins.linear_plan import DenseShape, choose_gated, choose_shape, flags_bytes, workspace
 from torch import Tensor, nn
 
+from sits_trt.kernels.fused import silu_mul
 from sits_trt.layouts import MMA16_AXES, MMA16_COLUMNS, MMA16_ROWS, MMA16_SPLIT, WeightLayout
 from sits_trt.models.linear import W4A16Linear
 
@@ -81,6 +82,17 @@ class KernelLinear(nn.Module):
         scratch = workspace(shape, *size, launcher.multiprocessors, self.input_scale is not None)
         memory = x.new_empty(scratch.total, dtype=torch.uint8)
         enqueue_shape(launcher, self._call(x, out, memory.data_ptr()), shape, scratch, stream)
+        return out
+
+    def silu_gated(self, x: Tensor) -> Tensor:
+        """Return silu(gate) * up as [tokens, out / 2], gate and up the halves of `forward(x)`."""
+        launcher, size = self.launcher, (x.shape[0], self.out_features, self.in_features)
+        shape = choose_gated(*size, launcher.sm, launcher.multiprocessors) if x.shape[0] else None
+        if shape is None:
+            return silu_mul(launcher, self(x))
+        x = x.contiguous()
+        out = x.new_empty(x.shape[0], self.out_features // 2)
+        enqueue_gated(launcher, self._call(x, out, 0), shape, torch.cuda.current_stream(x.device).cuda_stream)
         return out
 
     def _call(self, x: Tensor, out: Tensor, memory: int) -> LinearCall:

@@ -143,5 +143,5 @@ def test_linear_kernels_of_one_format_compile_for_every_sm(sm, tmp_path):
     bundle = compile_bundle(sm, tmp_path, wanted=lambda name: name.startswith("linear_") and fits(name))
     assert KernelBundle.load(tmp_path).digest() == bundle.digest()
     kinds = {name.split("_")[1] for name in bundle.kernels}
-    assert kinds >= {"portable", "dense", "stream", "dequantize"}
-    assert ({"pack", "hopper", "balanced"} <= kinds) == (sm == 90)
+    assert kinds >= {"portable", "dense", "stream", "gated", "dequantize"}
+    assert ({"scale", "hopper"} <= kinds) == (sm == 90)

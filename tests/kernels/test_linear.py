@@ -10,9 +10,9 @@ import torch
 from sits_plugins.kernel_spec import CudaModule, TritonKernel
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_catalogue import kernels, needed
-from sits_plugins.linear_enqueue import enqueue_linear
-from sits_plugins.linear_plan import DenseShape, choose_shape, workspace, workspace_bound
-from sits_plugins.linear_shapes import StreamShape
+from sits_plugins.linear_enqueue import enqueue_gated, enqueue_linear
+from sits_plugins.linear_plan import DenseShape, choose_gated, choose_shape, workspace, workspace_bound
+from sits_plugins.linear_shapes import GATED, StreamShape
 
 from sits_trt.ops import dequantize, w4a16_linear
 from tests.support.interpreter import interpreted
@@ -147,6 +147,36 @@ def test_every_choice_launches_kernels_of_the_bundle_with_their_arguments(sm, mu
     assert kinds == {"portable", *fast}
 
 
+@pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
+@pytest.mark.parametrize("zeros", [0, 1024])
+def test_gated_linears_are_kernels_of_the_bundle(sm, multiprocessors, zeros):
+    launcher = RecordingLauncher(sm, multiprocessors)
+    for tokens in (1, 8, 9, 16, 17, 40, 64):
+        for rows, columns in [(28672, 4096), (3072, 576), (32, 64)]:
+            shape = choose_gated(tokens, rows, columns, sm, multiprocessors)
+            if shape is None:
+                continue
+            call = LinearCall(
+                x=256, qweight=512, scales=768, zeros=zeros, bias=0, input_scale=0, out=2048, workspace=0,
+                dtype="bfloat16", tokens=tokens, in_features=columns, out_features=rows, group_size=64,
+                layout="mma16",
+            )  # fmt: skip
+            enqueue_gated(launcher, call, shape, 0)
+    assert {name.rsplit("_", 3)[0] for name in launcher.names} == {
+        f"linear_gated_bf16_g64_{'asym' if zeros else 'sym'}"
+    }
+
+
+def test_silu_goes_into_the_linear_where_that_is_faster():
+    for tokens in (1, 8, 16):
+        gated = choose_gated(tokens, 28672, 4096, 90, 132)
+        assert gated in GATED
+        assert gated == choose_shape(tokens, 28672, 4096, 90, 132)
+    assert choose_gated(64, 28672, 4096, 90, 132) is None, "the Hopper kernels and a SiLU of its own"
+    assert choose_gated(65, 28672, 4096, 80, 108) is None
+    assert choose_gated(1, 28672 + 16, 4096, 90, 132) is None, "no whole blocks of gate rows and of up rows"
+
+
 @pytest.mark.parametrize(("rows", "columns"), [*LLAMA_3_8B, (8192, 8192)])
 def test_choice_has_no_cliff_on_an_h200(rows, columns):
     """More tokens never gain more than 5 % by the model: else the larger shape would have served the fewer tokens."""
@@ -179,7 +209,8 @@ def test_a_build_needs_only_the_linears_of_its_format():
     names = [source.name for source in kernels(90) if wanted(source.name)]
     assert sorted(names) == sorted(
         [
-            "linear_stream_bf16_g32_asym", "linear_dequantize_bf16_g32_asym", "linear_hopper_bf16_g32_asym",
+            "linear_stream_bf16_g32_asym", "linear_gated_bf16_g32_asym",
+            "linear_dequantize_bf16_g32_asym", "linear_hopper_bf16_g32_asym",
             "linear_scale_bf16", "linear_dense_bf16",
             "linear_portable_bf16_g32_t16", "linear_portable_bf16_g32_t64",
         ]

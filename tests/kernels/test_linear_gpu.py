@@ -8,8 +8,9 @@ import pytest
 import torch
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_plan import DenseShape, workspace
-from sits_plugins.linear_shapes import HOPPER, STREAM, StreamShape
+from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, StreamShape
 
+from sits_trt.kernels.fused import silu_mul
 from sits_trt.kernels.linear import KernelLinear
 from tests.support.gpu_launcher import gpu_launcher
 from tests.support.linear import random_weight
@@ -22,21 +23,25 @@ pytestmark = [
 TOLERANCE = {torch.float16: 8e-4, torch.bfloat16: 6e-3}
 """Result and, on the way to wgmma, weight times scale are rounded to 16 bits: 2**-12 and 2**-9 relative, each once."""
 
+GATED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Gate, up, SiLU of the gate and the product are rounded to 16 bits: 2**-11 and 2**-8 at most, four times."""
+
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory):
-    return gpu_launcher(tmp_path_factory.mktemp("kernels"), lambda name: name.startswith("linear_"))
+    return gpu_launcher(tmp_path_factory.mktemp("kernels"), lambda name: name.startswith(("linear_", "fused_silu")))
 
 
-def run(launcher, shape, weight, x):
+def run(launcher, shape, weight, x, gated=False):
     """Launch `shape` on poisoned memory and return its output."""
-    from sits_plugins.linear_enqueue import enqueue_shape
+    from sits_plugins.linear_enqueue import enqueue_gated, enqueue_shape
 
     layer = KernelLinear(weight.layer(), x.dtype, launcher)
     size = (x.shape[0], layer.out_features, layer.in_features)
     scratch = workspace(shape, *size, launcher.multiprocessors, layer.input_scale is not None)
     memory = torch.full((scratch.total + 16,), 0xFF, dtype=torch.uint8, device="cuda")
-    out = torch.full((x.shape[0], layer.out_features), float("nan"), dtype=x.dtype, device="cuda")
+    out_features = layer.out_features // 2 if gated else layer.out_features
+    out = torch.full((x.shape[0] + 1, out_features), float("nan"), dtype=x.dtype, device="cuda")
     call = LinearCall(
         **{
             name: 0 if tensor is None else tensor.data_ptr()
@@ -48,9 +53,20 @@ def run(launcher, shape, weight, x):
         dtype=str(x.dtype).removeprefix("torch."), tokens=size[0], in_features=size[2], out_features=size[1],
         group_size=layer.group_size, layout="mma16",
     )  # fmt: skip
-    enqueue_shape(launcher, call, shape, scratch, torch.cuda.current_stream().cuda_stream)
+    stream = torch.cuda.current_stream().cuda_stream
+    if gated:
+        enqueue_gated(launcher, call, shape, stream)
+    else:
+        enqueue_shape(launcher, call, shape, scratch, stream)
     torch.cuda.synchronize()
-    return out
+    assert out[-1].isnan().all(), "wrote behind the last token"
+    return out[:-1]
+
+
+def reference_gated(weight, x):
+    """Return silu(gate) * up in float64."""
+    gate, up = weight.reference(x).chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
 
 
 def shapes_of(launcher):
@@ -75,6 +91,54 @@ def test_every_shape_equals_the_reference(launcher, dtype, group, zeros):
             out, want = run(launcher, shape, weight, x).double(), weight.reference(x)
             error = ((out - want).norm() / want.norm()).item()
             assert error < TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("group", "zeros"), list(product((32, 64, 128), (False, True))))
+def test_every_gated_shape_equals_the_reference_and_the_separate_kernels(launcher, dtype, group, zeros):
+    for shape in GATED:
+        tile = 8 * shape.tiles
+        cases = [
+            (1, 32, 5 * group, ""),
+            (tile + 3, 288, 33 * group, "bias input_scale"),
+            (2 * tile + 1, 992, 1024, "bias"),
+        ]
+        for tokens, rows, columns, options in cases:
+            weight = random_weight(
+                rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
+            )
+            x = torch.randn(tokens, columns, device="cuda").to(dtype)
+            out, want = run(launcher, shape, weight, x, gated=True), reference_gated(weight, x)
+            error = ((out.double() - want).norm() / want.norm()).item()
+            assert error < GATED_TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
+            # The same sums in the same order; exponential and quotient may differ in their last bit.
+            separate = silu_mul(launcher, run(launcher, shape, weight, x)).double()
+            difference = ((out.double() - separate).norm() / want.norm()).item()
+            assert difference < GATED_TOLERANCE[dtype] / 4, (shape, tokens, rows, columns, options, difference)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 16, 17, 24, 64, 65, 200])
+@pytest.mark.parametrize("options", [["zeros"], ["bias", "input_scale"]])
+def test_gated_layer_equals_the_reference_inside_and_outside_a_graph(launcher, tokens, options):
+    weight = random_weight(1088, 1024, 128, options, device="cuda")
+    layer = KernelLinear(weight.layer(), torch.float16, launcher)
+    x = torch.randn(tokens, 1024, device="cuda").half()
+    out = layer.silu_gated(x)
+    assert out.shape == (tokens, 544)
+    if not tokens:
+        return
+    want = reference_gated(weight, x)
+    assert (out.double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer.silu_gated(x)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        want = reference_gated(weight, x)
+        assert (captured.double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 17, 300])

@@ -10,7 +10,7 @@ import pytest
 from sits_plugins.compile import compile_source
 from sits_plugins.kernel_spec import CudaModule
 from sits_plugins.linear_catalogue import DTYPES, GROUP_SIZES, format_name, kernels
-from sits_plugins.linear_shapes import STREAM
+from sits_plugins.linear_shapes import GATED, STREAM
 
 REGISTERS, THREADS, SHARED_BYTES = 65536, 2048, 227 * 1024
 """Of one multiprocessor of an H200; registers and threads are an A100's, too."""
@@ -40,14 +40,15 @@ def resources(cubin):
 )
 def test_as_many_blocks_are_resident_as_the_shapes_say(sm, dtype, group, zeros, tmp_path):
     modules = {source.name: source for source in kernels(sm) if isinstance(source, CudaModule)}
-    name = f"linear_stream_{format_name(dtype, group, zeros)}"
-    compile_source(modules[name], sm, tmp_path)
-    used = resources(tmp_path / f"{name}.cubin")
-    assert len(used) == len(STREAM)
-    for shape in STREAM:
-        registers, stack, shared = used[f"{name}_{shape.suffix}"]
-        allocated = -(-registers // 8) * 8 * 32 * shape.warps * shape.resident
-        assert allocated <= REGISTERS, (name, shape, registers)
-        assert 32 * shape.warps * shape.resident <= THREADS
-        assert (shared + RESERVED_BYTES) * shape.resident <= SHARED_BYTES
-        assert stack <= SPILLED_BYTES, (name, shape, stack)
+    for kind, shapes in (("stream", STREAM), ("gated", GATED)):
+        name = f"linear_{kind}_{format_name(dtype, group, zeros)}"
+        compile_source(modules[name], sm, tmp_path)
+        used = resources(tmp_path / f"{name}.cubin")
+        assert len(used) == len(shapes)
+        for shape in shapes:
+            registers, stack, shared = used[f"{name}_{shape.suffix}"]
+            allocated = -(-registers // 8) * 8 * 32 * shape.warps * shape.resident
+            assert allocated <= REGISTERS, (name, shape, registers)
+            assert 32 * shape.warps * shape.resident <= THREADS
+            assert (shared + RESERVED_BYTES) * shape.resident <= SHARED_BYTES
+            assert stack <= SPILLED_BYTES, (name, shape, stack)

@@ -56,9 +56,10 @@ def silu_mul(launcher: Any, gate_up: Tensor) -> Tensor:
 
 
 class Linear(nn.Module):
-    """`kernels.linear.KernelLinear` by the op; counts how many there are."""
+    """`kernels.linear.KernelLinear` by the op; counts how many there are, and calls of the gated linear."""
 
     made = 0
+    gated = 0
 
     def __init__(self, layer: W4A16Linear, dtype: torch.dtype, launcher: Any) -> None:
         super().__init__()
@@ -68,6 +69,10 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self._layer(x)
 
+    def silu_gated(self, x: Tensor) -> Tensor:
+        type(self).gated += 1
+        return silu_mul(None, self(x))
+
 
 @pytest.fixture(autouse=True)
 def _references(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +81,7 @@ def _references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "add_norm", add_norm)
     monkeypatch.setattr(module, "silu_mul", silu_mul)
     monkeypatch.setattr(Linear, "made", 0)
+    monkeypatch.setattr(Linear, "gated", 0)
 
 
 def decoders(spec: ModelSpec, tensors: dict[str, Tensor], formats: dict[str, WeightFormat]) -> tuple[Decoder, Decoder]:
@@ -132,6 +138,18 @@ def test_every_int4_layer_is_replaced_and_no_other() -> None:
     runs[1].decoder = kernel  # type: ignore[assignment]
     (theirs,), (ours,) = (run.step([[5, 6, 7]]) for run in runs)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("activation", "calls"), [("silu", 2), ("gelu_tanh", 0)])
+def test_silu_is_left_to_an_int4_layer(activation: str, calls: int) -> None:
+    spec = tiny_spec(activation=activation)
+    tensors, formats = quantize_tensors(tiny_tensors(spec))
+    plain, taken = decoders(spec, tensors, formats)
+    runs = [ScatteredRun(plain, 1), ScatteredRun(plain, 1)]
+    runs[1].decoder = KernelDecoder(taken, None, 64)  # type: ignore[arg-type, assignment]
+    (theirs,), (ours,) = (run.step([[5, 6, 7]]) for run in runs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert Linear.gated == calls * spec.num_layers // 2
 
 
 def test_a_model_with_a_soft_cap_is_refused_by_name() -> None:
