@@ -10,6 +10,9 @@ from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, HopperShape, Strea
 DENSE_ROWS = 4096
 """Rows that are dequantized at a time for a dense product: 32 MiB at 4096 columns, which stay in a large L2."""
 
+LIBRARY_TOKENS = 4096
+"""From here on a vendor library's dense product wins on SM 90, too: long work heats the GPU, and it needs less power."""
+
 STREAM_TOKENS = 128
 """Most tokens of the streaming kernel where the Hopper kernels cannot run."""
 
@@ -43,12 +46,15 @@ class Workspace:
 
 
 @lru_cache(maxsize=4096)
-def choose_shape(tokens: int, rows: int, columns: int, sm: int, multiprocessors: int) -> Shape:
+def choose_shape(
+    tokens: int, rows: int, columns: int, sm: int, multiprocessors: int, library_gemm: bool = False
+) -> Shape:
     """Return the cheapest shape for out[tokens, rows] = x[tokens, columns] @ weight[rows, columns].T.
 
-    GPUs that the Hopper kernels do not run on take the dense way for more than STREAM_TOKENS tokens.
+    GPUs that the Hopper kernels do not run on take the dense way for more than STREAM_TOKENS tokens, others only where
+    `library_gemm` says that its product would be a vendor library's, from LIBRARY_TOKENS tokens on.
     """
-    if sm != 90 and tokens > STREAM_TOKENS:
+    if (sm != 90 and tokens > STREAM_TOKENS) or (library_gemm and tokens >= LIBRARY_TOKENS):
         return DenseShape()
     streams = STREAM if sm != 90 or tokens <= 64 else ()
     candidates: list[StreamShape | HopperShape] = [*streams, *(HOPPER if sm == 90 else ())]

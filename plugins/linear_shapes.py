@@ -138,6 +138,7 @@ STREAM = (
     StreamShape(2, 2, 4, 2, 2, 4, Cost(2.32, 0.67, 0.184)),
     StreamShape(3, 1, 8, 2, 1, 3, Cost(1.62, 0.84, 0.307)),
     StreamShape(3, 2, 4, 2, 2, 4, Cost(6.07, 0.65, 0.235)),
+    StreamShape(3, 2, 16, 1, 1, 1, Cost(2.00, 1.15, 1.150)),
     StreamShape(4, 1, 8, 2, 2, 2, Cost(1.97, 0.80, 0.398)),
     StreamShape(4, 2, 4, 2, 2, 3, Cost(4.00, 0.73, 0.284)),
 )

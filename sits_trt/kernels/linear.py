@@ -74,7 +74,7 @@ class KernelLinear(nn.Module):
             return out
         launcher, size = self.launcher, (x.shape[0], self.out_features, self.in_features)
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        shape = choose_shape(*size, launcher.sm, launcher.multiprocessors)
+        shape = choose_shape(*size, launcher.sm, launcher.multiprocessors, library_gemm=True)
         if isinstance(shape, DenseShape):
             weight = x.new_empty(self.out_features, self.in_features)
             enqueue_dequantize(launcher, self._call(x, out, 0), weight.data_ptr(), 0, self.out_features, stream)

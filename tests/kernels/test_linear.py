@@ -192,6 +192,8 @@ def test_choice_follows_the_number_of_tokens():
     assert isinstance(choose_shape(1, 4096, 4096, 90, 132), StreamShape)
     assert not isinstance(choose_shape(512, 4096, 4096, 90, 132), StreamShape | DenseShape)
     assert isinstance(choose_shape(4096, 28672, 4096, 80, 108), DenseShape)
+    assert not isinstance(choose_shape(4095, 28672, 4096, 90, 132, library_gemm=True), DenseShape)
+    assert isinstance(choose_shape(4096, 28672, 4096, 90, 132, library_gemm=True), DenseShape)
 
 
 @pytest.mark.parametrize("sm", [80, 90])
