@@ -20,7 +20,7 @@ GRAPH_FILE = "model.onnx"
 GRAPH_DATA_FILE = "model.onnx.data"
 """The graph in its directory, and its weights, which it finds by this name."""
 
-KERNEL_ABI = (1, 0)
+KERNEL_ABI = (2, 0)
 """(major, minor) of the kernel bundle: another major is refused, a newer minor is accepted."""
 
 
