@@ -73,8 +73,8 @@ def _stream(sm: int, kind: str, dtype: str, group: int, zeros: bool) -> CudaModu
             threads=32 * s.warps,
             # For SM 12.0 the compiler needs more registers: held to so many resident blocks, the kernels would spill.
             template=(
-                _cpp(dtype), s.tiles, s.row_blocks, s.warps, s.zeros_depth if zeros else s.depth,
-                s.resident if sm <= 90 else 1, group, str(zeros).lower(), str(gated).lower(),
+                _cpp(dtype), s.tiles, s.row_blocks, s.warps, s.depth, s.resident if sm <= 90 else 1, group,
+                str(zeros).lower(), str(gated).lower(),
             ),
             dependent=True,
         )
