@@ -11,7 +11,7 @@ DENSE_ROWS = 4096
 """Rows that are dequantized at a time for a dense product: 32 MiB at 4096 columns, which stay in a large L2."""
 
 LIBRARY_TOKENS = 4096
-"""From here on a vendor library's dense product wins on SM 90, too: long work heats the GPU, and it takes less power."""
+"""From here on a vendor library's dense product wins on SM 90: long work heats the GPU, and that takes less power."""
 
 STREAM_TOKENS = 128
 """Most tokens of the streaming kernel where the Hopper kernels cannot run."""
