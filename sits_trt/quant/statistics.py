@@ -56,6 +56,9 @@ class Statistics:
         for start in range(0, len(self.hessian), _STRIPE):
             stop = start + _STRIPE
             self.hessian[stop:, start:stop] = self.hessian[start:stop, stop:].T
+            # Not every processor's matrix product rounds the two halves alike.
+            diagonal = self.hessian[start:stop, start:stop]
+            diagonal.copy_(diagonal.triu() + diagonal.triu(1).T)
 
     @property
     def mean_abs(self) -> Tensor:
