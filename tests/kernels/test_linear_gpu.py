@@ -80,6 +80,7 @@ def test_every_shape_equals_the_reference(launcher, dtype, group, zeros):
         tile = 8 * shape.tiles if isinstance(shape, StreamShape) else getattr(shape, "tokens", 64)
         cases = [
             (1, 53, 5 * group, ""),
+            (3, 17, group, "bias"),
             (tile + 3, 260, 33 * group, "bias input_scale"),
             (2 * tile + 17, 1001, 1024, "bias"),
         ]
