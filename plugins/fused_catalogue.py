@@ -57,7 +57,7 @@ def _silu(dtype: str, dependent: bool) -> TritonKernel:
         function=fused_norm.silu_mul,
         signature={**pointers, "size": "i32", **dict.fromkeys(constants, "constexpr")},
         constants=constants,
-        grid=(per(("size", SILU_BLOCK)), per("tokens"), ONE),
+        grid=(per(("size", SILU_BLOCK), "tokens"), ONE, ONE),
         aligned=(*pointers, "size"),
         dependent=dependent,
     )

@@ -63,7 +63,7 @@ def enqueue_silu(launcher: Launches, dtype: str, tokens: int, size: int, gate_up
     if size % 16:
         raise PluginError(f"rows of {size} are not supported; use a multiple of 16", "kernel fused_silu")
     if tokens:
-        grid = (-(-size // SILU_BLOCK), tokens, 1)
+        grid = (-(-size // SILU_BLOCK) * tokens, 1, 1)
         launcher.launch(silu_name(dtype), grid, {"gate_up": gate_up, "out": out, "size": size}, stream)
 
 

@@ -38,14 +38,15 @@ def add_norm(
 
 @triton.jit
 def silu_mul(gate_up, out, size, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
-    """out = silu(gate) * up for gate_up [tokens, 2 * size], gate first. Grid: (ceil(size / BLOCK), tokens).
+    """out = silu(gate) * up for gate_up [tokens, 2 * size], gate first. Grid: (tokens * ceil(size / BLOCK),).
 
-    DEPENDENT: as of `add_norm`.
+    DEPENDENT: as of `add_norm`. The grid has one dimension, since tokens may be more than the others hold.
     """
     DTYPE: tl.constexpr = out.dtype.element_ty
-    lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(size, BLOCK)
+    lanes = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     there = lanes < size
-    row = tl.program_id(1).to(tl.int64) * size
+    row = (tl.program_id(0) // blocks).to(tl.int64) * size
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

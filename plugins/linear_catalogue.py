@@ -110,7 +110,7 @@ def _scale(dtype: str) -> CudaModule:
     kernel = CudaKernel(
         name=name,
         arguments=_arguments("x input_scale scaled", "tokens columns"),
-        grid=(per(("columns", 8 * 256)), per("tokens"), ONE),
+        grid=(per(("columns", 8 * 256), "tokens"), ONE, ONE),
         threads=256,
         template=(_cpp(dtype),),
         dependent=True,

@@ -1,12 +1,14 @@
 // x * input_scale, rounded to x's type: what the Hopper linear multiplies where a layer has an input scale, since its
-// copy engine takes activations as they lie. One thread has 8 columns; columns are a multiple of 8.
+// copy engine takes activations as they lie. One thread has 8 columns; columns are a multiple of 8. The grid has one
+// dimension, since tokens may be more than the others hold.
 
 #include "linear_common.cuh"
 
 template <typename T>
 __device__ __forceinline__ void scale(const u16 *x, const u16 *input_scale, u16 *scaled, int columns) {
-    const int column = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    const long at = (long)blockIdx.y * columns + column;
+    const int blocks = (columns + 8 * blockDim.x - 1) / (8 * blockDim.x);  // of a token
+    const int column = (blockIdx.x % blocks * blockDim.x + threadIdx.x) * 8;
+    const long at = (long)(blockIdx.x / blocks) * columns + column;
     let_next_start();
     wait_for_previous();
     if (column >= columns) return;

@@ -38,7 +38,7 @@ def test_silu_mul_equals_the_separate_operations(size):
     gate_up = torch.randn(5, 2 * size).half()
     gate, up = gate_up.chunk(2, dim=-1)
     out = torch.full((5, size), float("nan")).half()
-    fused.silu_mul[(-(-size // 1024), 5)](gate_up, out, size, BLOCK=1024, DEPENDENT=False)
+    fused.silu_mul[(5 * -(-size // 1024),)](gate_up, out, size, BLOCK=1024, DEPENDENT=False)
     want = silu(gate.double()) * up.double()
     # SiLU and the product are each rounded to float16.
     assert (out.double() - want).norm() < 1e-3 * want.norm()
@@ -82,8 +82,15 @@ def test_enqueue_launches_kernels_of_the_catalogue_with_their_arguments():
     for name, grid, args in launcher.launches:
         wanted = {key for key, kind in specs[name].signature.items() if kind != "constexpr"}
         assert wanted == set(args)
-        assert 7 in grid
+        assert grid == (7 * (14 if name == "fused_silu_fp16" else 1), 1, 1)
     assert [args["has_delta"] for _, _, args in launcher.launches[:2]] == [0, 1]
+
+
+def test_more_tokens_than_a_grid_has_rows_are_taken():
+    launcher = RecordingLauncher()
+    enqueue_norm(launcher, "float16", 70000, 4096, 1e-5, 1, 0, 3, 4, 5, 0)
+    enqueue_silu(launcher, "float16", 70000, 14336, 1, 2, 0)
+    assert [grid for _, grid, _ in launcher.launches] == [(70000, 1, 1), (14 * 70000, 1, 1)]
 
 
 @pytest.mark.parametrize("hidden", [NORM_BLOCKS[-1] + 16, 100])

@@ -22,6 +22,8 @@ portable = interpreted("sits_plugins.linear_portable")
 dense = interpreted("sits_plugins.linear_dense")
 
 LLAMA_3_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+"""Of a grid, in x, y and z."""
 
 
 def run_portable(x, weight, tile):
@@ -127,14 +129,14 @@ class RecordingLauncher:
         if grid is None:
             by_name = dict(zip([n for n, _ in arguments], args, strict=True))
             grid = tuple(axis.blocks(by_name) for axis in rule)
-        assert all(size >= 1 for size in grid), (name, grid)
+        assert all(1 <= size <= most for size, most in zip(grid, MOST_BLOCKS, strict=True)), (name, grid)
         self.names.append(name)
 
 
 @pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
 def test_every_choice_launches_kernels_of_the_bundle_with_their_arguments(sm, multiprocessors):
     launcher = RecordingLauncher(sm, multiprocessors)
-    tokens = (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096)
+    tokens = (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096, 100_000)
     sizes = [*LLAMA_3_8B, (576, 1536), (960, 576)]
     for layout, scale, count, (rows, columns) in product(("sits", "mma16"), (0, 1280), tokens, sizes):
         call = LinearCall(
