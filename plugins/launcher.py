@@ -52,8 +52,9 @@ class LinearCall(NamedTuple):
     """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
 
     `layout` is the `layouts.WeightLayout` of qweight, scales and zeros; the workspace is of
-    `linear_plan.workspace_bound` for mma16, none for sits. `flags` is memory that this layer keeps for the purpose, of
-    `linear_plan.flags_bytes`, zero at first; without it the workspace serves, at the price of zeroing it.
+    `linear_plan.workspace_bound` for mma16, none for sits. Addresses are multiples of 16. `flags` is memory that this
+    layer keeps for the purpose, of `linear_plan.flags_bytes`, zero at first, for one launch at a time; without it the
+    workspace serves, at the price of zeroing it.
     """
 
     x: int

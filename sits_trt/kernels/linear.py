@@ -45,9 +45,9 @@ def _padded(values: Tensor, rows: int, columns: int) -> Tensor:
 class KernelLinear(nn.Module):
     """`models.linear.W4A16Linear` on a GPU: the same function, through the kernels of a bundle.
 
-    Activations are [tokens, in], float16 or bfloat16; scales, bias and input scale are kept in `dtype`, which is
-    theirs. The layer stays on the device where it was made. Fit for CUDA graph capture once the launcher has loaded its
-    kernels.
+    Activations are [tokens, in], float16 or bfloat16, at a multiple of 16 bytes; scales, bias and input scale are kept
+    in `dtype`, which is theirs. The layer stays on the device where it was made, and works on one stream at a time:
+    launches that share its flags must not overlap. Fit for CUDA graph capture once the launcher has loaded its kernels.
     """
 
     def __init__(self, layer: W4A16Linear, dtype: torch.dtype, launcher: Launches) -> None:

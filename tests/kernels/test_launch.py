@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +134,34 @@ def test_matrices_reach_the_driver_as_its_tensor_maps(
     launcher.launch("mapped", None, {"m": -1, "z": z, "y": 2**60, "x": x, "n": 3}, 0)
     want = [3, maps[x], 2**60, maps[z], -1, 0]
     assert [values for _, _, _, values, _ in driver.launches] == [want] * 2
+
+
+def test_launches_of_several_threads_keep_their_arguments(
+    launcher: BundleLauncher, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every argument of a launch says whose it is; threads change places before the driver reads them."""
+    read = driver.cuLaunchKernelEx
+
+    def late(*args: Any) -> tuple[int]:
+        time.sleep(1e-5)
+        return read(*args)
+
+    def owners(index: int) -> list[Any]:
+        return [index + 1, bytes([index] * 128), index, bytes([index] * 128), index, 0]
+
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", late)
+    monkeypatch.setattr(module, "encoded", lambda matrix: bytes([matrix.address] * 128))
+
+    def work(index: int) -> None:
+        matrix = MatrixMap(index, 5, 64, 16)
+        for _ in range(50):
+            launcher.launch("mapped", None, (index + 1, matrix, index, matrix, index), index)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert Counter(stream for _, _, stream, _, _ in driver.launches) == dict.fromkeys(range(4), 50)
+    for _, grid, stream, values, _ in driver.launches:
+        assert (grid, values) == ((stream + 1, 1, 1), owners(stream))
 
 
 def test_hidden_pointers_are_null_and_dependents_say_so(launcher: BundleLauncher, driver: Driver) -> None:
