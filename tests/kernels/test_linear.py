@@ -10,9 +10,9 @@ import torch
 from sits_plugins.kernel_spec import CudaModule, TritonKernel
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_catalogue import kernels, needed
-from sits_plugins.linear_enqueue import enqueue_gated, enqueue_linear
+from sits_plugins.linear_enqueue import enqueue_gated, enqueue_linear, enqueue_shape
 from sits_plugins.linear_plan import DenseShape, choose_gated, choose_shape, workspace, workspace_bound
-from sits_plugins.linear_shapes import GATED, StreamShape
+from sits_plugins.linear_shapes import GATED, HOPPER, HOPPER_ROWS, StreamShape
 
 from sits_trt.ops import dequantize, w4a16_linear
 from tests.support.interpreter import interpreted
@@ -117,11 +117,12 @@ class RecordingLauncher:
     def __init__(self, sm, multiprocessors):
         self.sm, self.multiprocessors = sm, multiprocessors
         self.known = catalogue_arguments(sm)
-        self.names = []
+        self.names, self.arguments, self.zeroed = [], [], []
 
     def zero(self, address, size_bytes, stream):
         assert address
         assert size_bytes % 4 == 0
+        self.zeroed.append((address, size_bytes))
 
     def launch(self, name, grid, args, stream):
         arguments, rule = self.known[name]
@@ -131,6 +132,7 @@ class RecordingLauncher:
             grid = tuple(axis.blocks(by_name) for axis in rule)
         assert all(1 <= size <= most for size, most in zip(grid, MOST_BLOCKS, strict=True)), (name, grid)
         self.names.append(name)
+        self.arguments.append(args)
 
 
 @pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
@@ -206,6 +208,35 @@ def test_workspace_bound_holds_for_every_choice(sm):
             for tokens in (1, 17, 64, 65, 500, 999, 1000):
                 shape = choose_shape(tokens, rows, columns, sm, 132)
                 assert workspace(shape, tokens, rows, columns, 132, scaled).total <= bound
+
+
+@pytest.mark.parametrize("flags", [0, 2**40])
+@pytest.mark.parametrize("scale", [0, 1280])
+def test_what_lies_in_the_workspace_does_not_overlap(flags, scale):
+    """Scaled activations, sums and flags, in this order; flags there are zeroed, those of the layer are left alone."""
+    rows, columns, multiprocessors, begin = 1000, 1056, 132, 2**20
+    for shape, tokens in product((s for s in HOPPER if s.share_tiles), (1, 33, 300)):
+        size = (tokens, rows, columns)
+        call = LinearCall(
+            x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=scale, out=2048, workspace=begin,
+            dtype="float16", tokens=tokens, in_features=columns, out_features=rows, group_size=32, layout="mma16",
+            flags=flags,
+        )  # fmt: skip
+        launcher = RecordingLauncher(90, multiprocessors)
+        enqueue_shape(launcher, call, shape, workspace(shape, *size, multiprocessors, scale != 0), 0)
+        blocks = shape.blocks(*size, multiprocessors)
+        matrix, *_, sums, found, _, _, _, shares, launched = launcher.arguments[-1]
+        assert (shares, launched) == (1, blocks)
+        assert matrix == (begin if scale else 256, tokens, columns, shape.tokens)
+        assert sums >= begin + (tokens * columns * 2 if scale else 0)
+        end = sums + blocks * shape.tokens * HOPPER_ROWS * 4
+        if flags:
+            assert (found, launcher.zeroed) == (flags, [])
+        else:
+            assert launcher.zeroed == [(found, blocks * 4)]
+            assert found >= end
+            end = found + blocks * 4
+        assert end <= begin + workspace_bound(*size, scale != 0)
 
 
 def test_a_build_needs_only_the_linears_of_its_format():
