@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from sits_plugins.launcher import LinearCall
-from sits_plugins.linear_plan import DenseShape, workspace
+from sits_plugins.linear_plan import DenseShape, choose_shape, workspace
 from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, StreamShape
 
 from sits_trt.kernels.fused import silu_mul
@@ -176,6 +176,17 @@ def test_layer_equals_the_op_inside_and_outside_a_graph(launcher, tokens):
         torch.cuda.synchronize()
         want = weight.reference(x)
         assert (captured.double() - want).norm() < TOLERANCE[torch.float16] * want.norm()
+
+
+def test_more_tokens_than_a_grid_has_rows(launcher):
+    """Scaling of activations and SiLU: a grid's y and z hold 65,535 blocks."""
+    weight = random_weight(64, 64, 64, ["input_scale"], device="cuda")
+    x = torch.randn(70_000, 64, device="cuda").half()
+    shape = choose_shape(70_000, 64, 64, launcher.sm, launcher.multiprocessors)
+    out, want = run(launcher, shape, weight, x), weight.reference(x)
+    assert (out.double() - want).norm() < TOLERANCE[torch.float16] * want.norm()
+    want = reference_gated(weight, x)
+    assert (silu_mul(launcher, out).double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
 
 
 def test_results_do_not_depend_on_timing(launcher):
