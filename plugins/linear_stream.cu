@@ -43,6 +43,7 @@ __device__ __forceinline__ void stream(
     static_assert(!GATED || ROW_BLOCKS == 2, "one block of gate rows and one of up rows");
     constexpr int GROUPS = GROUP == 32 ? 2 : 1;  // scales in a piece
     constexpr int AHEAD = TILES <= 2 && DEPTH >= 2 ? 2 : 1;  // inputs of the next piece load while this one computes
+    static_assert(AHEAD == 1 || DEPTH % 2 == 0, "inputs alternate between two sets of registers");
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int pieces = (columns + 63) / 64, blocks = (rows + 15) / 16;
     const int groups = GROUP == 32 ? 2 * pieces : columns / GROUP;
