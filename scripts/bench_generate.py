@@ -1,6 +1,6 @@
 """Throughput of generation on this GPU: the CUDA runner under the scheduler and the sampler, whole jobs.
 
-    python -m sits_plugins.compile 90 BUNDLE 'fp16_g128_sym|pack_fp16|fp16_fp16_d128|fused'     (on any machine)
+    python -m sits_plugins.compile 90 BUNDLE 'fp16_g128_sym|fp16_fp16_d128|fused'     (on any machine)
     python scripts/bench_generate.py --bundle BUNDLE [--batch 1 8 64] [--profile]
 
 A job is `batch` requests of 2048 random tokens that come at once and are answered greedily with 128 tokens each, for a

@@ -1,6 +1,6 @@
 """The CUDA runner over a kernel bundle against the eager runner, both on this GPU, at the widths of Llama-3-8B.
 
-python -m sits_plugins.compile 90 BUNDLE 'fp16_g128_sym|pack_fp16|fp16_fp16_d128|fused'     (on any machine)
+python -m sits_plugins.compile 90 BUNDLE 'fp16_g128_sym|fp16_fp16_d128|fused'     (on any machine)
 python scripts/check_runner.py BUNDLE
 """
 
