@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import re
 import sys
@@ -195,10 +196,17 @@ def _compile_cuda(module: CudaModule, sm: int, out_dir: Path) -> list[Kernel]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m sits_plugins.compile SM DIRECTORY [PATTERN]` writes a bundle of the kernels that match PATTERN."""
-    sm, directory, *pattern = arguments
-    expression = re.compile(pattern[0] if pattern else "")
-    bundle = compile_bundle(int(sm), Path(directory), wanted=lambda name: expression.search(name) is not None)
+    """Write a bundle; errors end the process with exit code 2."""
+    parser = argparse.ArgumentParser("python -m sits_plugins.compile", description="Compile kernels into a bundle.")
+    parser.add_argument("sm", type=int, choices=SMS, help="the GPU's SM, as 90 for 9.0")
+    parser.add_argument("directory", type=Path, help="where the bundle goes")
+    parser.add_argument("pattern", nargs="?", default="", help="a regular expression: only kernels that match it")
+    given = parser.parse_args(arguments)
+    try:
+        pattern = re.compile(given.pattern)
+        bundle = compile_bundle(given.sm, given.directory, wanted=lambda name: pattern.search(name) is not None)
+    except (PluginError, re.error) as error:
+        parser.exit(2, f"{error}\n")
     print(f"{len(bundle.kernels)} kernels, digest {bundle.digest()}")
 
 

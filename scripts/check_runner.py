@@ -6,8 +6,8 @@ python scripts/check_runner.py BUNDLE
 
 from __future__ import annotations
 
+import argparse
 import copy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +70,11 @@ def check(launcher: BundleLauncher) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path, help="a directory of compiled kernels for this GPU")
+    arguments = parser.parse_args()
     torch.zeros(1, device="cuda")
-    check(BundleLauncher(KernelBundle.load(Path(sys.argv[1]))))
+    check(BundleLauncher(KernelBundle.load(arguments.bundle)))
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def show_engine(console: Console, engine: Mapping[str, Any]) -> None:
     facts.add_row("limits", ", ".join(f"{key} {value}" for key, value in limits.items()))
     facts.add_row("tile", f"{tile['tile_tokens']} tokens, {tile['kv_dtype']}, {tile['tile_bytes'] / 1e6:.2f} MB")
     facts.add_row("tools", ", ".join(f"{name} {version}" for name, version in engine["tools"].items()))
-    facts.add_row("loads here", engine["loads_here"] or "yes, on its GPU")
+    facts.add_row("libraries here", engine["loads_here"] or ("fit; it needs its GPU" if engine["sm"] else "fit"))
     console.print(facts)
     table = Table("binding", "type", "shape", "", box=None, pad_edge=False)
     for binding in engine["bindings"]:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 from sits_plugins.bundle import MANIFEST_NAME, KernelBundle
-from sits_plugins.compile import SMS, catalogue, compile_bundle, compile_source, sources_fingerprint
+from sits_plugins.compile import SMS, catalogue, compile_bundle, compile_source, main, sources_fingerprint
 from sits_plugins.kernel_spec import CudaKernel, CudaModule, per
 from sits_plugins.linear_catalogue import needed
 
@@ -116,6 +116,14 @@ def test_an_unsupported_sm_is_refused(tmp_path):
     with pytest.raises(PluginError, match="SM 75"):
         compile_bundle(75, tmp_path / "kernels")
     assert not (tmp_path / "kernels").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["91", "bundle"], ["ninety", "bundle"], ["90", "bundle", "("]])
+def test_the_compilers_command_line_ends_with_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err
 
 
 def test_a_source_that_does_not_compile_says_why(tmp_path):
