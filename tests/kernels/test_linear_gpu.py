@@ -6,67 +6,24 @@ from itertools import product
 
 import pytest
 import torch
-from sits_plugins.launcher import LinearCall
-from sits_plugins.linear_plan import DenseShape, choose_shape, workspace
+from sits_plugins.linear_plan import DenseShape, choose_shape
 from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, StreamShape
 
 from sits_trt.kernels.fused import silu_mul
 from sits_trt.kernels.linear import KernelLinear
 from tests.support.gpu_launcher import gpu_launcher
 from tests.support.linear import random_weight
+from tests.support.linear_launch import GATED_TOLERANCE, TOLERANCE, run_shape
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-TOLERANCE = {torch.float16: 8e-4, torch.bfloat16: 6e-3}
-"""Result and, on the way to wgmma, weight times scale are rounded to 16 bits: 2**-12 and 2**-9 relative, each once."""
-
-GATED_TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Gate, up, SiLU of the gate and the product are rounded to 16 bits: 2**-11 and 2**-8 at most, four times."""
-
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory):
     return gpu_launcher(tmp_path_factory.mktemp("kernels"), lambda name: name.startswith(("linear_", "fused_silu")))
-
-
-def run(launcher, shape, weight, x, gated=False):
-    """Launch `shape` on poisoned memory and return its output."""
-    from sits_plugins.linear_enqueue import enqueue_gated, enqueue_shape
-
-    layer = KernelLinear(weight.layer(), x.dtype, launcher)
-    size = (x.shape[0], layer.out_features, layer.in_features)
-    scratch = workspace(shape, *size, launcher.multiprocessors, layer.input_scale is not None)
-    memory = torch.full((scratch.total + 16,), 0xFF, dtype=torch.uint8, device="cuda")
-    out_features = layer.out_features // 2 if gated else layer.out_features
-    out = torch.full((x.shape[0] + 1, out_features), float("nan"), dtype=x.dtype, device="cuda")
-    call = LinearCall(
-        **{
-            name: 0 if tensor is None else tensor.data_ptr()
-            for name, tensor in (
-                ("qweight", layer.qweight), ("scales", layer.scales), ("zeros", layer.zeros), ("bias", layer.bias),
-                ("input_scale", layer.input_scale), ("x", x), ("out", out), ("workspace", memory),
-            )
-        },
-        dtype=str(x.dtype).removeprefix("torch."), tokens=size[0], in_features=size[2], out_features=size[1],
-        group_size=layer.group_size, layout="mma16",
-    )  # fmt: skip
-    stream = torch.cuda.current_stream().cuda_stream
-    if gated:
-        enqueue_gated(launcher, call, shape, stream)
-    else:
-        enqueue_shape(launcher, call, shape, scratch, stream)
-    torch.cuda.synchronize()
-    assert out[-1].isnan().all(), "wrote behind the last token"
-    return out[:-1]
-
-
-def reference_gated(weight, x):
-    """Return silu(gate) * up in float64."""
-    gate, up = weight.reference(x).chunk(2, dim=-1)
-    return gate * torch.sigmoid(gate) * up
 
 
 def shapes_of(launcher):
@@ -89,7 +46,7 @@ def test_every_shape_equals_the_reference(launcher, dtype, group, zeros):
                 rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
             )
             x = torch.randn(tokens, columns, device="cuda").to(dtype)
-            out, want = run(launcher, shape, weight, x).double(), weight.reference(x)
+            out, want = run_shape(launcher, shape, weight, x).double(), weight.reference(x)
             error = ((out - want).norm() / want.norm()).item()
             assert error < TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
 
@@ -109,11 +66,11 @@ def test_every_gated_shape_equals_the_reference_and_the_separate_kernels(launche
                 rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
             )
             x = torch.randn(tokens, columns, device="cuda").to(dtype)
-            out, want = run(launcher, shape, weight, x, gated=True), reference_gated(weight, x)
+            out, want = run_shape(launcher, shape, weight, x, gated=True), weight.reference_gated(x)
             error = ((out.double() - want).norm() / want.norm()).item()
             assert error < GATED_TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
             # The same sums in the same order; exponential and quotient may differ in their last bit.
-            separate = silu_mul(launcher, run(launcher, shape, weight, x)).double()
+            separate = silu_mul(launcher, run_shape(launcher, shape, weight, x)).double()
             difference = ((out.double() - separate).norm() / want.norm()).item()
             assert difference < GATED_TOLERANCE[dtype] / 4, (shape, tokens, rows, columns, options, difference)
 
@@ -128,7 +85,7 @@ def test_gated_layer_equals_the_reference_inside_and_outside_a_graph(launcher, t
     assert out.shape == (tokens, 544)
     if not tokens:
         return
-    want = reference_gated(weight, x)
+    want = weight.reference_gated(x)
     assert (out.double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -138,7 +95,7 @@ def test_gated_layer_equals_the_reference_inside_and_outside_a_graph(launcher, t
         captured.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        want = reference_gated(weight, x)
+        want = weight.reference_gated(x)
         assert (captured.double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
 
 
@@ -149,9 +106,9 @@ def test_b25_bias_is_added_once_in_every_shape(launcher, tokens):
     x = torch.randn(tokens, 512, device="cuda").half()
     for shape in shapes_of(launcher):
         weight.bias = torch.zeros(96, device="cuda").half()
-        without = run(launcher, shape, weight, x).float()
+        without = run_shape(launcher, shape, weight, x).float()
         weight.bias = torch.arange(1.0, 97.0, device="cuda").half()
-        difference = run(launcher, shape, weight, x).float() - without
+        difference = run_shape(launcher, shape, weight, x).float() - without
         assert torch.allclose(difference, weight.bias.float().expand_as(difference), atol=0.1), shape
 
 
@@ -183,9 +140,9 @@ def test_more_tokens_than_a_grid_has_rows(launcher):
     weight = random_weight(64, 64, 64, ["input_scale"], device="cuda")
     x = torch.randn(70_000, 64, device="cuda").half()
     shape = choose_shape(70_000, 64, 64, launcher.sm, launcher.multiprocessors)
-    out, want = run(launcher, shape, weight, x), weight.reference(x)
+    out, want = run_shape(launcher, shape, weight, x), weight.reference(x)
     assert (out.double() - want).norm() < TOLERANCE[torch.float16] * want.norm()
-    want = reference_gated(weight, x)
+    want = weight.reference_gated(x)
     assert (silu_mul(launcher, out).double() - want).norm() < GATED_TOLERANCE[torch.float16] * want.norm()
 
 

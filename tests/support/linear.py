@@ -31,6 +31,11 @@ class RandomWeight:
         out = scaled @ ((codes - per_code[0]) * per_code[1]).T
         return out if self.bias is None else out + self.bias.double()
 
+    def reference_gated(self, x: Tensor) -> Tensor:
+        """Return silu(gate) * up in float64, gate and up the halves of the linear."""
+        gate, up = self.reference(x).chunk(2, dim=-1)
+        return gate * torch.sigmoid(gate) * up
+
     def layer(self) -> W4A16Linear:
         return W4A16Linear(self.qweight, self.scales, self.zeros, self.bias, self.input_scale, self.group_size)
 
