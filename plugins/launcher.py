@@ -51,8 +51,7 @@ class AttentionCall(NamedTuple):
 class LinearCall(NamedTuple):
     """One launch of the INT4 linear. Operands: `contract.LINEAR_INPUTS`; an absent one has address 0.
 
-    `layout` is the `layouts.WeightLayout` of qweight, scales and zeros; the workspace is of
-    `linear_plan.workspace_bound` for mma16, none for sits. Addresses are multiples of 16. `flags` is memory that this
+    The workspace is of `linear_plan.workspace_bound`. Addresses are multiples of 16. `flags` is memory that this
     layer keeps for the purpose, of `linear_plan.flags_bytes`, zero at first, for one launch at a time; without it the
     workspace serves, at the price of zeroing it.
     """
@@ -70,7 +69,6 @@ class LinearCall(NamedTuple):
     in_features: int
     out_features: int
     group_size: int
-    layout: str = "sits"
     flags: int = 0
 
 

@@ -6,15 +6,12 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from sits_plugins import linear_dense, linear_portable
+from sits_plugins import linear_dense
 from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
 from sits_plugins.linear_shapes import CHUNKS_AHEAD, GATED, HOPPER, STREAM
 
 DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 GROUP_SIZES = (32, 64, 128)
-PORTABLE_TOKENS = (16, 64)
-PORTABLE_ROWS = 64
-"""Tiles of the portable kernel."""
 DENSE_TILE = 128
 
 _CPP_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
@@ -25,8 +22,6 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
     found: list[TritonKernel | CudaModule] = []
     for dtype in DTYPES:
         found.append(_dense(dtype))
-        for group, tile in product(GROUP_SIZES, PORTABLE_TOKENS):
-            found.append(_portable(dtype, group, tile))
         if sm == 90:
             found.append(_scale(dtype))
         for group, zeros in product(GROUP_SIZES, (False, True)):
@@ -42,17 +37,11 @@ def format_name(dtype: str, group_size: int, zeros: bool) -> str:
     return f"{DTYPES[dtype]}_g{group_size}_{'asym' if zeros else 'sym'}"
 
 
-def portable_name(dtype: str, group_size: int, tile: int) -> str:
-    """Return the name of the portable kernel for these options."""
-    return f"linear_portable_{DTYPES[dtype]}_g{group_size}_t{tile}"
-
-
 def needed(dtype: str, group_size: int, symmetric: bool) -> Callable[[str], bool]:
     """Return which kernels and modules a build with these weights needs: all that are not another format's linear."""
     real = DTYPES[dtype]
     mine = format_name(dtype, group_size, not symmetric)
     names = {f"linear_{kind}_{mine}" for kind in ("stream", "gated", "dequantize", "hopper")}
-    names |= {portable_name(dtype, group_size, tile) for tile in PORTABLE_TOKENS}
     names |= {f"linear_dense_{real}", f"linear_scale_{real}"}
     return lambda name: not name.startswith("linear_") or name in names
 
@@ -133,23 +122,6 @@ def _dequantize(dtype: str, group: int, zeros: bool) -> CudaModule:
 
 def _cpp(dtype: str) -> str:
     return _CPP_TYPES[DTYPES[dtype]]
-
-
-def _portable(dtype: str, group: int, tile: int) -> TritonKernel:
-    real = f"*{DTYPES[dtype]}"
-    pointers = {
-        "x": real, "qweight": "*u8", "scales": real, "zeros": "*u8", "bias": real, "input_scale": real, "out": real,
-    }  # fmt: skip
-    sizes = ("tokens", "rows", "half_columns", "groups", "has_zeros", "has_bias", "has_input_scale")
-    constants = {"GROUP": group, "BM": tile, "BN": PORTABLE_ROWS}
-    return TritonKernel(
-        name=portable_name(dtype, group, tile),
-        function=linear_portable.w4a16,
-        signature=_signature(pointers, sizes, constants),
-        constants=constants,
-        grid=(per(("tokens", tile)), per(("rows", PORTABLE_ROWS)), ONE),
-        aligned=(*pointers, "half_columns"),
-    )
 
 
 def _dense(dtype: str) -> TritonKernel:

@@ -9,8 +9,6 @@ from sits_plugins.linear_plan import DENSE_ROWS, DenseShape, Shape, Workspace, c
 from sits_plugins.linear_shapes import StreamShape, ceil_div
 from sits_plugins.tensor_map import MatrixMap
 
-from sits_trt.layouts import WeightLayout
-
 _REAL = {"float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -26,13 +24,10 @@ class Launches(Protocol):
 
 
 def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
-    """Enqueue out = (x * input_scale) @ dequantize(qweight).T + bias for weights in either layout.
+    """Enqueue out = (x * input_scale) @ dequantize(qweight).T + bias.
 
-    With the mma16 layout `call.workspace` must hold `linear_plan.workspace_bound` bytes; the other needs none.
+    `call.workspace` must hold `linear_plan.workspace_bound` bytes.
     """
-    if call.layout == WeightLayout.SITS:
-        _enqueue_portable(launcher, call, stream)
-        return
     size = (call.tokens, call.out_features, call.in_features)
     shape = choose_shape(*size, launcher.sm, launcher.multiprocessors)
     enqueue_shape(
@@ -41,7 +36,7 @@ def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
 
 
 def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: Workspace, stream: int) -> None:
-    """Enqueue the kernels of one shape for weights in the mma16 layout."""
+    """Enqueue the kernels of one shape; `scratch` says where in the workspace they find what."""
     name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
     size = (call.tokens, call.out_features, call.in_features)
     weight = (call.qweight, call.scales, call.zeros)
@@ -66,7 +61,7 @@ def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: W
 def enqueue_gated(launcher: Launches, call: LinearCall, shape: StreamShape, stream: int) -> None:
     """Enqueue out[tokens, out_features / 2] = silu(gate) * up, the halves of what `enqueue_linear` computes.
 
-    For weights in the mma16 layout and a shape that `linear_plan.choose_gated` returns; needs no workspace.
+    For a shape that `linear_plan.choose_gated` returns; needs no workspace.
     """
     name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
     _enqueue_stream(launcher, call, f"linear_gated_{name}_{shape.suffix}", stream)
@@ -108,13 +103,3 @@ def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int)
             call.out_features, int(call.bias != 0),
         )  # fmt: skip
         launcher.launch(f"linear_dense_{_REAL[call.dtype]}", None, args, stream)
-
-
-def _enqueue_portable(launcher: Launches, call: LinearCall, stream: int) -> None:
-    tile = 16 if call.tokens <= 16 else 64
-    args = (
-        call.x, call.qweight, call.scales, call.zeros, call.bias, call.input_scale, call.out,
-        call.tokens, call.out_features, call.in_features // 2, call.in_features // call.group_size,
-        int(call.zeros != 0), int(call.bias != 0), int(call.input_scale != 0),
-    )  # fmt: skip
-    launcher.launch(f"linear_portable_{_REAL[call.dtype]}_g{call.group_size}_t{tile}", None, args, stream)

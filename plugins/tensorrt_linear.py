@@ -11,7 +11,7 @@ from sits_plugins.linear_shapes import ceil_div
 from sits_plugins.tensorrt_plugin import Fields, Operands, PluginDefinition, expect
 
 from sits_trt import contract
-from sits_trt.layouts import MMA16_COLUMNS, MMA16_ROWS, WeightLayout
+from sits_trt.layouts import MMA16_COLUMNS, MMA16_ROWS
 
 _NAME = contract.LINEAR_PLUGIN
 
@@ -48,7 +48,6 @@ def _launch(launcher: KernelLauncher, fields: Fields, operands: Operands, worksp
         in_features=x.shape[1],
         out_features=fields["out_features"],
         group_size=fields["group_size"],
-        layout=WeightLayout.MMA16,
     )
     launcher.w4a16_linear(call, stream)
 

@@ -7,19 +7,10 @@ from it once, offline. Other layouts are those of the formats that carry them.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-
-class WeightLayout(StrEnum):
-    """Order of an INT4 weight in memory."""
-
-    SITS = "sits"
-    MMA16 = "mma16"
-
 
 MMA16_ROWS, MMA16_COLUMNS = 16, 64
 """One piece of the mma16 layout: 16 outputs by 64 inputs, 512 bytes, one 16-byte load for each of 32 lanes."""

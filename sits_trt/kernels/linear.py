@@ -9,7 +9,7 @@ from sits_plugins.linear_plan import DenseShape, choose_gated, choose_shape, fla
 from torch import Tensor, nn
 
 from sits_trt.kernels.fused import silu_mul
-from sits_trt.layouts import MMA16_AXES, MMA16_COLUMNS, MMA16_ROWS, MMA16_SPLIT, WeightLayout
+from sits_trt.layouts import MMA16_AXES, MMA16_COLUMNS, MMA16_ROWS, MMA16_SPLIT
 from sits_trt.models.linear import W4A16Linear
 
 _DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -111,6 +111,5 @@ class KernelLinear(nn.Module):
             in_features=self.in_features,
             out_features=self.out_features,
             group_size=self.group_size,
-            layout=WeightLayout.MMA16,
             flags=self.flags.data_ptr(),
         )

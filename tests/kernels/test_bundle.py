@@ -19,9 +19,7 @@ from sits_trt.errors import PluginError
 @pytest.fixture(scope="module")
 def bundle_directory(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bundle") / "kernels"
-    compile_bundle(
-        80, directory, wanted={"linear_portable_fp16_g64_t16", "linear_dequantize_fp16_g64_sym"}.__contains__
-    )
+    compile_bundle(80, directory, wanted={"linear_dense_fp16", "linear_dequantize_fp16_g64_sym"}.__contains__)
     return directory
 
 
@@ -39,12 +37,12 @@ def test_a_bundle_says_how_its_kernels_are_launched(bundle_directory):
     bundle = KernelBundle.load(bundle_directory)
     assert bundle.sm == 80
     assert bundle.abi == KERNEL_ABI
-    portable = bundle.kernel("linear_portable_fp16_g64_t16")
-    names = [name for name, _ in portable.arguments]
-    assert names[:2] == ["x", "qweight"]
-    assert portable.hidden_pointers == 2
-    assert [axis.blocks({"tokens": 17, "rows": 65}) for axis in portable.grid] == [2, 2, 1]
-    assert (bundle_directory / portable.file).read_bytes()[:4] == b"\x7fELF"
+    dense = bundle.kernel("linear_dense_fp16")
+    names = [name for name, _ in dense.arguments]
+    assert names[:2] == ["x", "weight"]
+    assert dense.hidden_pointers == 2
+    assert [axis.blocks({"tokens": 129, "rows": 257}) for axis in dense.grid] == [2, 3, 1]
+    assert (bundle_directory / dense.file).read_bytes()[:4] == b"\x7fELF"
     cuda = bundle.kernel("linear_dequantize_fp16_g64_sym")
     assert cuda.hidden_pointers == 0
     assert cuda.threads == 256
@@ -151,5 +149,5 @@ def test_linear_kernels_of_one_format_compile_for_every_sm(sm, tmp_path):
     bundle = compile_bundle(sm, tmp_path, wanted=lambda name: name.startswith("linear_") and fits(name))
     assert KernelBundle.load(tmp_path).digest() == bundle.digest()
     kinds = {name.split("_")[1] for name in bundle.kernels}
-    assert kinds >= {"portable", "dense", "stream", "gated", "dequantize"}
+    assert kinds >= {"dense", "stream", "gated", "dequantize"}
     assert ({"scale", "hopper"} <= kinds) == (sm == 90)

@@ -1,4 +1,4 @@
-"""The INT4 linear's kernels in OpenAI Triton, run by its interpreter, against the op; their choice; their arguments."""
+"""The INT4 linear's kernels: their choice, their arguments, and the dense product in OpenAI Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -14,77 +14,15 @@ from sits_plugins.linear_enqueue import enqueue_gated, enqueue_linear, enqueue_s
 from sits_plugins.linear_plan import DenseShape, choose_gated, choose_shape, workspace, workspace_bound
 from sits_plugins.linear_shapes import GATED, HOPPER, HOPPER_ROWS, StreamShape
 
-from sits_trt.ops import dequantize, w4a16_linear
+from sits_trt.ops import w4a16_linear
 from tests.support.interpreter import interpreted
 from tests.support.linear import random_weight
 
-portable = interpreted("sits_plugins.linear_portable")
 dense = interpreted("sits_plugins.linear_dense")
 
 LLAMA_3_8B = [(4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336)]
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 """Of a grid, in x, y and z."""
-
-
-def run_portable(x, weight, tile):
-    tokens, rows = x.shape[0], weight.qweight.shape[0]
-    out = torch.full((tokens, rows), float("nan"), dtype=x.dtype)
-    absent = torch.zeros(0, dtype=torch.uint8)
-    portable.w4a16[(-(-tokens // tile), -(-rows // 32))](
-        x, weight.qweight, weight.scales.to(x.dtype),
-        absent if weight.zeros is None else weight.zeros,
-        x if weight.bias is None else weight.bias.to(x.dtype),
-        x if weight.input_scale is None else weight.input_scale.to(x.dtype),
-        out, tokens, rows, weight.qweight.shape[1], weight.scales.shape[1],
-        int(weight.zeros is not None), int(weight.bias is not None), int(weight.input_scale is not None),
-        GROUP=weight.group_size, BM=tile, BN=32,
-    )  # fmt: skip
-    return out
-
-
-@pytest.mark.parametrize(
-    ("tokens", "rows", "columns", "group", "options"),
-    [
-        (1, 33, 96, 32, ""),
-        (2, 64, 128, 64, "zeros"),
-        (3, 40, 256, 128, "zeros bias"),
-        (17, 24, 160, 32, "bias input_scale"),
-        (64, 50, 192, 64, "zeros bias input_scale"),
-        (130, 20, 128, 128, "input_scale"),
-    ],
-)
-def test_portable_kernel_equals_the_op(tokens, rows, columns, group, options):
-    """In float16 only: OpenAI Triton's interpreter multiplies the bit patterns of bfloat16."""
-    weight = random_weight(rows, columns, group, options.split())
-    x = torch.randn(tokens, columns).half()
-    out = run_portable(x, weight, 16 if tokens <= 16 else 64)
-    want = weight.reference(x)
-    # Products are exact and sums are float32, so what is left is the rounding of scales, inputs and result.
-    assert (out.double() - want).norm() < 1e-3 * want.norm()
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 17])
-def test_b25_bias_is_added_once_in_the_portable_kernel(tokens):
-    """Same packed weight with bias 0 and bias 1..N: the difference is the bias."""
-    weight = random_weight(40, 128, 64, ["zeros"])
-    x = torch.randn(tokens, 128).half()
-    without = run_portable(x, weight, 16 if tokens <= 16 else 64)
-    weight.bias = torch.arange(1.0, 41.0).half()
-    difference = run_portable(x, weight, 16 if tokens <= 16 else 64).float() - without.float()
-    assert torch.allclose(difference, weight.bias.float().expand_as(difference), atol=0.05)
-
-
-@pytest.mark.parametrize(("zeros", "scaled"), [(False, False), (True, True)])
-def test_portable_dequantize_equals_the_op(zeros, scaled):
-    weight = random_weight(21, 96, 32, ["zeros"] * zeros + ["input_scale"] * scaled)
-    out = torch.full((21, 96), float("nan"))
-    absent = torch.zeros(0, dtype=torch.uint8)
-    portable.dequantize[(2, 2)](
-        weight.qweight, weight.scales, weight.zeros if zeros else absent, weight.input_scale if scaled else absent,
-        out, 21, 48, 3, int(zeros), int(scaled), GROUP=32, BN=16, BH=32,
-    )  # fmt: skip
-    want = dequantize(weight.qweight, weight.scales, weight.zeros, 32)
-    assert torch.allclose(out, want * weight.input_scale.float() if scaled else want)
 
 
 @pytest.mark.parametrize(("tokens", "rows", "columns", "bias"), [(5, 33, 96, True), (37, 16, 40, False)])
@@ -140,15 +78,14 @@ def test_every_choice_launches_kernels_of_the_bundle_with_their_arguments(sm, mu
     launcher = RecordingLauncher(sm, multiprocessors)
     tokens = (1, 8, 9, 16, 17, 40, 64, 65, 200, 513, 1024, 4096, 100_000)
     sizes = [*LLAMA_3_8B, (576, 1536), (960, 576)]
-    for layout, scale, count, (rows, columns) in product(("sits", "mma16"), (0, 1280), tokens, sizes):
+    for scale, count, (rows, columns) in product((0, 1280), tokens, sizes):
         call = LinearCall(
             x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=scale, out=2048, workspace=4096,
-            dtype="float16", tokens=count, in_features=columns, out_features=rows, group_size=64, layout=layout,
+            dtype="float16", tokens=count, in_features=columns, out_features=rows, group_size=64,
         )  # fmt: skip
         enqueue_linear(launcher, call, 0)
     kinds = {name.split("_")[1] for name in launcher.names}
-    fast = {"stream", "scale", "hopper"} if sm == 90 else {"stream", "dequantize", "dense"}
-    assert kinds == {"portable", *fast}
+    assert kinds == ({"stream", "scale", "hopper"} if sm == 90 else {"stream", "dequantize", "dense"})
 
 
 @pytest.mark.parametrize(("sm", "multiprocessors"), [(80, 108), (86, 84), (89, 142), (90, 132), (120, 170)])
@@ -163,7 +100,6 @@ def test_gated_linears_are_kernels_of_the_bundle(sm, multiprocessors, zeros):
             call = LinearCall(
                 x=256, qweight=512, scales=768, zeros=zeros, bias=0, input_scale=0, out=2048, workspace=0,
                 dtype="bfloat16", tokens=tokens, in_features=columns, out_features=rows, group_size=64,
-                layout="mma16",
             )  # fmt: skip
             enqueue_gated(launcher, call, shape, 0)
     assert {name.rsplit("_", 3)[0] for name in launcher.names} == {
@@ -219,7 +155,7 @@ def test_what_lies_in_the_workspace_does_not_overlap(flags, scale):
         size = (tokens, rows, columns)
         call = LinearCall(
             x=256, qweight=512, scales=768, zeros=1024, bias=0, input_scale=scale, out=2048, workspace=begin,
-            dtype="float16", tokens=tokens, in_features=columns, out_features=rows, group_size=32, layout="mma16",
+            dtype="float16", tokens=tokens, in_features=columns, out_features=rows, group_size=32,
             flags=flags,
         )  # fmt: skip
         launcher = RecordingLauncher(90, multiprocessors)
@@ -247,7 +183,6 @@ def test_a_build_needs_only_the_linears_of_its_format():
             "linear_stream_bf16_g32_asym", "linear_gated_bf16_g32_asym",
             "linear_dequantize_bf16_g32_asym", "linear_hopper_bf16_g32_asym",
             "linear_scale_bf16", "linear_dense_bf16",
-            "linear_portable_bf16_g32_t16", "linear_portable_bf16_g32_t64",
         ]
     )  # fmt: skip
     assert wanted("attention_anything")

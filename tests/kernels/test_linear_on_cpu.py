@@ -10,7 +10,7 @@ from sits_plugins import linear_catalogue
 from sits_plugins.kernel_spec import CudaModule
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_enqueue import enqueue_dequantize
-from sits_plugins.linear_plan import flags_bytes
+from sits_plugins.linear_plan import choose_shape, flags_bytes
 from sits_plugins.linear_shapes import GATED, HOPPER, STREAM, HopperShape
 
 from sits_trt.kernels.linear import KernelLinear
@@ -118,6 +118,23 @@ def test_shared_tiles_are_the_same_bits_in_any_order_of_threads(builds, multipro
     assert not flags.any()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "rows", "columns", "group", "options"),
+    [
+        (1, 33, 96, 32, ""),
+        (2, 64, 128, 64, "zeros"),
+        (3, 40, 256, 128, "zeros bias"),
+        (17, 24, 160, 32, "bias input_scale"),
+        (64, 50, 192, 64, "zeros bias input_scale"),
+        (130, 20, 128, 128, "input_scale"),
+    ],
+)
+def test_what_is_chosen_equals_the_reference(builds, tokens, rows, columns, group, options):
+    launcher = launcher_of(builds)
+    shape = choose_shape(tokens, rows, columns, launcher.sm, launcher.multiprocessors)
+    check(launcher, shape, (torch.float16, group, "zeros" in options), [(tokens, rows, columns, options)])
+
+
 @pytest.mark.parametrize("tokens", [1, 17, 40])
 def test_b25_bias_is_added_once_in_every_shape(builds, tokens):
     """Same packed weight with bias 0 and bias 1..N: the difference is the bias."""
@@ -151,7 +168,7 @@ def test_dequantized_weights_are_exact(builds, dtype, group, zeros):
             zeros=0 if layer.zeros is None else layer.zeros.data_ptr(), bias=0,
             input_scale=0 if input_scale is None else input_scale.data_ptr(), out=0, workspace=0,
             dtype=str(dtype).removeprefix("torch."), tokens=0, in_features=columns, out_features=rows,
-            group_size=group, layout="mma16",
+            group_size=group,
         )  # fmt: skip
         enqueue_dequantize(launcher, call, out.data_ptr(), 0, rows, 0)
         assert torch.equal(out[:-1], want if input_scale is None else want * input_scale)

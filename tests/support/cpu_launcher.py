@@ -11,7 +11,7 @@ from sits_plugins.launcher import AttentionCall, LinearCall
 from sits_plugins.linear_plan import workspace_bound
 from torch import Tensor
 
-from sits_trt.layouts import WeightLayout, pack_sits, unpack_mma16
+from sits_trt.layouts import pack_sits, unpack_mma16
 from sits_trt.ops import quantized_tiled_attention, tiled_attention, w4a16_linear
 from sits_trt.ops.kv_pool import CODE_DTYPES
 from sits_trt.spec import TileSpec
@@ -54,7 +54,6 @@ class CpuLauncher:
     def w4a16_linear(self, call: LinearCall, stream: int) -> None:
         self.streams.append(stream)
         dtype = getattr(torch, call.dtype)
-        assert call.layout == WeightLayout.MMA16
         size = (call.out_features, call.in_features)
         blocks, pieces = (-(-extent // step) for extent, step in zip(size, (16, 64), strict=True))
         words = tensor_at(call.qweight, (blocks, pieces, 32, 4), torch.int32).numpy().view(np.uint32)

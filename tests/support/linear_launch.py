@@ -42,7 +42,7 @@ def run_shape(
             )
         },
         dtype=str(x.dtype).removeprefix("torch."), tokens=size[0], in_features=size[2], out_features=size[1],
-        group_size=layer.group_size, layout="mma16",
+        group_size=layer.group_size,
     )  # fmt: skip
     stream = torch.cuda.current_stream().cuda_stream if x.is_cuda else 0
     if gated:
