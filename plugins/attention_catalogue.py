@@ -9,8 +9,8 @@ from itertools import product
 from typing import Any
 
 from sits_plugins import attention_append, attention_decode, attention_kv, attention_prefill, attention_prefill_hopper
-from sits_plugins.attention_names import REALS, STREAM_HEAD_DIMS, stem
-from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
+from sits_plugins.attention_names import STREAM_HEAD_DIMS, stem
+from sits_plugins.kernel_spec import ONE, REALS, CudaKernel, CudaModule, TritonKernel, per
 
 HEAD_DIMS = (64, 96, 128, 256)
 _NATIVE_PAIRS = (("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "float16"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-REALS = {"float16": "fp16", "bfloat16": "bf16"}
+from sits_plugins.kernel_spec import REALS
+
 POOLS = {**REALS, "int8": "int8", "float8_e4m3": "fp8", "int4": "int4"}
-"""Short names of the types of activations and of the pool."""
+"""Short names of the types of the pool."""
 
 STREAM_HEAD_DIMS = (64, 128, 256)
 STREAM_GROUP = 8

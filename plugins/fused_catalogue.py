@@ -9,7 +9,6 @@ from sits_plugins import fused_norm, fused_sampling
 from sits_plugins.fused_enqueue import (
     LOGITS,
     NORM_BLOCKS,
-    REALS,
     SAMPLING_BLOCK,
     SAMPLING_BLOCKS,
     SAMPLING_CAPACITY,
@@ -19,7 +18,7 @@ from sits_plugins.fused_enqueue import (
     sampling_names,
     silu_name,
 )
-from sits_plugins.kernel_spec import ONE, Axis, TritonKernel, per
+from sits_plugins.kernel_spec import ONE, REALS, Axis, TritonKernel, per
 
 
 def kernels(sm: int) -> list[TritonKernel]:

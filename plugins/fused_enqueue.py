@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sits_plugins.kernel_spec import REALS
+
 from sits_trt.errors import PluginError
 
-REALS = {"float16": "fp16", "bfloat16": "bf16"}
 NORM_BLOCKS = (1024, 2048, 4096, 8192, 16384)
 """Longest row of each kernel of the norm."""
 SILU_BLOCK = 1024

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+REALS = {"float16": "fp16", "bfloat16": "bf16"}
+"""Types of activations, with their names in kernels' names and in OpenAI Triton."""
+
 ARGUMENT_BYTES = {"pointer": 8, "i64": 8, "i32": 4, "f32": 4, "tensor_map": 128}
 """Argument types of the launcher, with their sizes."""
 

@@ -7,20 +7,20 @@ from itertools import product
 from typing import Any
 
 from sits_plugins import linear_dense
-from sits_plugins.kernel_spec import ONE, CudaKernel, CudaModule, TritonKernel, per
+from sits_plugins.kernel_spec import ONE, REALS, CudaKernel, CudaModule, TritonKernel, per
+from sits_plugins.linear_enqueue import format_name
 from sits_plugins.linear_shapes import CHUNKS_AHEAD, GATED, HOPPER, STREAM
 
-DTYPES = {"float16": "fp16", "bfloat16": "bf16"}
 GROUP_SIZES = (32, 64, 128)
 DENSE_TILE = 128
 
-_CPP_TYPES = {"fp16": "Fp16", "bf16": "Bf16"}
+_CPP_TYPES = {"float16": "Fp16", "bfloat16": "Bf16"}
 
 
 def kernels(sm: int) -> list[TritonKernel | CudaModule]:
     """Return the linear kernels of a bundle for `sm`."""
     found: list[TritonKernel | CudaModule] = []
-    for dtype in DTYPES:
+    for dtype in REALS:
         found.append(_dense(dtype))
         if sm == 90:
             found.append(_scale(dtype))
@@ -32,14 +32,9 @@ def kernels(sm: int) -> list[TritonKernel | CudaModule]:
     return found
 
 
-def format_name(dtype: str, group_size: int, zeros: bool) -> str:
-    """Return the part of a kernel's name that says which weights it takes."""
-    return f"{DTYPES[dtype]}_g{group_size}_{'asym' if zeros else 'sym'}"
-
-
 def needed(dtype: str, group_size: int, symmetric: bool) -> Callable[[str], bool]:
     """Return which kernels and modules a build with these weights needs: all that are not another format's linear."""
-    real = DTYPES[dtype]
+    real = REALS[dtype]
     mine = format_name(dtype, group_size, not symmetric)
     names = {f"linear_{kind}_{mine}" for kind in ("stream", "gated", "dequantize", "hopper")}
     names |= {f"linear_dense_{real}", f"linear_scale_{real}"}
@@ -95,7 +90,7 @@ def _hopper(dtype: str, group: int, zeros: bool) -> CudaModule:
 
 
 def _scale(dtype: str) -> CudaModule:
-    name = f"linear_scale_{DTYPES[dtype]}"
+    name = f"linear_scale_{REALS[dtype]}"
     kernel = CudaKernel(
         name=name,
         arguments=_arguments("x input_scale scaled", "tokens columns"),
@@ -121,14 +116,14 @@ def _dequantize(dtype: str, group: int, zeros: bool) -> CudaModule:
 
 
 def _cpp(dtype: str) -> str:
-    return _CPP_TYPES[DTYPES[dtype]]
+    return _CPP_TYPES[dtype]
 
 
 def _dense(dtype: str) -> TritonKernel:
-    pointers = dict.fromkeys(("x", "weight", "bias", "out"), f"*{DTYPES[dtype]}")
+    pointers = dict.fromkeys(("x", "weight", "bias", "out"), f"*{REALS[dtype]}")
     constants = {"BM": DENSE_TILE, "BN": DENSE_TILE, "BK": 64}
     return TritonKernel(
-        name=f"linear_dense_{DTYPES[dtype]}",
+        name=f"linear_dense_{REALS[dtype]}",
         function=linear_dense.dense,
         signature=_signature(pointers, ("tokens", "rows", "columns", "stride", "has_bias"), constants),
         constants=constants,

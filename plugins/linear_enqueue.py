@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from sits_plugins.kernel_spec import REALS
 from sits_plugins.launcher import LinearCall
 from sits_plugins.linear_plan import DENSE_ROWS, DenseShape, Shape, Workspace, choose_shape, flags_bytes, workspace
 from sits_plugins.linear_shapes import StreamShape, ceil_div
 from sits_plugins.tensor_map import MatrixMap
-
-_REAL = {"float16": "fp16", "bfloat16": "bf16"}
 
 
 class Launches(Protocol):
@@ -21,6 +20,11 @@ class Launches(Protocol):
     def launch(self, name: str, grid: tuple[int, int, int] | None, args: Any, stream: int) -> None: ...
 
     def zero(self, address: int, size_bytes: int, stream: int) -> None: ...
+
+
+def format_name(dtype: str, group_size: int, zeros: bool) -> str:
+    """Return the part of a kernel's name that says which weights it takes."""
+    return f"{REALS[dtype]}_g{group_size}_{'asym' if zeros else 'sym'}"
 
 
 def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
@@ -37,13 +41,13 @@ def enqueue_linear(launcher: Launches, call: LinearCall, stream: int) -> None:
 
 def enqueue_shape(launcher: Launches, call: LinearCall, shape: Shape, scratch: Workspace, stream: int) -> None:
     """Enqueue the kernels of one shape; `scratch` says where in the workspace they find what."""
-    name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
+    name = _format_of(call)
     size = (call.tokens, call.out_features, call.in_features)
     weight = (call.qweight, call.scales, call.zeros)
     if isinstance(shape, StreamShape):
         _enqueue_stream(launcher, call, f"linear_stream_{name}_{shape.suffix}", stream)
     elif isinstance(shape, DenseShape):
-        _enqueue_dense(launcher, call, name, stream)
+        _enqueue_dense(launcher, call, stream)
     else:
         x = _scaled(launcher, call, stream)
         blocks = shape.blocks(*size, launcher.multiprocessors)
@@ -63,8 +67,11 @@ def enqueue_gated(launcher: Launches, call: LinearCall, shape: StreamShape, stre
 
     For a shape that `linear_plan.choose_gated` returns; needs no workspace.
     """
-    name = f"{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
-    _enqueue_stream(launcher, call, f"linear_gated_{name}_{shape.suffix}", stream)
+    _enqueue_stream(launcher, call, f"linear_gated_{_format_of(call)}_{shape.suffix}", stream)
+
+
+def _format_of(call: LinearCall) -> str:
+    return format_name(call.dtype, call.group_size, call.zeros != 0)
 
 
 def _scaled(launcher: Launches, call: LinearCall, stream: int) -> int:
@@ -72,13 +79,13 @@ def _scaled(launcher: Launches, call: LinearCall, stream: int) -> int:
     if not call.input_scale:
         return call.x
     args = (call.x, call.input_scale, call.workspace, call.tokens, call.in_features)
-    launcher.launch(f"linear_scale_{_REAL[call.dtype]}", None, args, stream)
+    launcher.launch(f"linear_scale_{REALS[call.dtype]}", None, args, stream)
     return call.workspace
 
 
 def enqueue_dequantize(launcher: Launches, call: LinearCall, out: int, first_row: int, rows: int, stream: int) -> None:
     """Enqueue the dequantizing of `rows` rows from `first_row`, a multiple of 16, to `out` [rows, in_features]."""
-    name = f"linear_dequantize_{_REAL[call.dtype]}_g{call.group_size}_{'asym' if call.zeros else 'sym'}"
+    name = f"linear_dequantize_{_format_of(call)}"
     pieces = ceil_div(call.in_features, 64)
     groups = 2 * pieces if call.group_size == 32 else call.in_features // call.group_size
     qweight = call.qweight + first_row * pieces * 32
@@ -92,7 +99,7 @@ def _enqueue_stream(launcher: Launches, call: LinearCall, name: str, stream: int
     launcher.launch(name, None, (*operands, call.tokens, call.out_features, call.in_features), stream)
 
 
-def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int) -> None:
+def _enqueue_dense(launcher: Launches, call: LinearCall, stream: int) -> None:
     """Dequantize DENSE_ROWS rows at a time to the workspace and multiply them."""
     for first in range(0, call.out_features, DENSE_ROWS):
         rows = min(DENSE_ROWS, call.out_features - first)
@@ -102,4 +109,4 @@ def _enqueue_dense(launcher: Launches, call: LinearCall, name: str, stream: int)
             call.x, call.workspace, bias, call.out + 2 * first, call.tokens, rows, call.in_features,
             call.out_features, int(call.bias != 0),
         )  # fmt: skip
-        launcher.launch(f"linear_dense_{_REAL[call.dtype]}", None, args, stream)
+        launcher.launch(f"linear_dense_{REALS[call.dtype]}", None, args, stream)

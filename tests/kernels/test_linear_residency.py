@@ -8,8 +8,9 @@ from itertools import product
 
 import pytest
 from sits_plugins.compile import compile_source
-from sits_plugins.kernel_spec import CudaModule
-from sits_plugins.linear_catalogue import DTYPES, GROUP_SIZES, format_name, kernels
+from sits_plugins.kernel_spec import REALS, CudaModule
+from sits_plugins.linear_catalogue import GROUP_SIZES, kernels
+from sits_plugins.linear_enqueue import format_name
 from sits_plugins.linear_shapes import GATED, STREAM
 
 REGISTERS, THREADS, SHARED_BYTES = 65536, 2048, 227 * 1024
@@ -36,7 +37,7 @@ def resources(cubin):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sm", "dtype", "group", "zeros"),
-    [*product((90,), DTYPES, GROUP_SIZES, (False, True)), (80, "float16", 64, True)],
+    [*product((90,), REALS, GROUP_SIZES, (False, True)), (80, "float16", 64, True)],
 )
 def test_as_many_blocks_are_resident_as_the_shapes_say(sm, dtype, group, zeros, tmp_path):
     modules = {source.name: source for source in kernels(sm) if isinstance(source, CudaModule)}
