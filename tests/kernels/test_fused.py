@@ -12,6 +12,7 @@ from torch.nn.functional import rms_norm, silu
 from sits_trt.errors import PluginError
 from sits_trt.ops import scale_recover
 from tests.support.interpreter import interpreted
+from tests.support.recording_launcher import RecordingLauncher
 
 fused = interpreted("sits_plugins.fused_norm")
 
@@ -60,14 +61,6 @@ def test_kernels_wait_where_they_may_start_early(sm, tmp_path):
         if spec.name in ("fused_norm_fp16_1024", "fused_silu_bf16"):
             (kernel,) = compile_source(spec, sm, tmp_path)
             assert kernel.dependent == (sm >= 90)
-
-
-class RecordingLauncher:
-    def __init__(self) -> None:
-        self.launches: list[tuple] = []
-
-    def launch(self, name, grid, args, stream):
-        self.launches.append((name, grid, args))
 
 
 def test_enqueue_launches_kernels_of_the_catalogue_with_their_arguments():

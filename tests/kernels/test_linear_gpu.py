@@ -13,7 +13,14 @@ from sits_trt.kernels.fused import silu_mul
 from sits_trt.kernels.linear import KernelLinear
 from tests.support.gpu_launcher import gpu_launcher
 from tests.support.linear import random_weight
-from tests.support.linear_launch import GATED_TOLERANCE, TOLERANCE, run_shape
+from tests.support.linear_launch import (
+    GATED_TOLERANCE,
+    TOLERANCE,
+    check_shape,
+    random_case,
+    relative_error,
+    run_shape,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,14 +48,7 @@ def test_every_shape_equals_the_reference(launcher, dtype, group, zeros):
             (tile + 3, 260, 33 * group, "bias input_scale"),
             (2 * tile + 17, 1001, 1024, "bias"),
         ]
-        for tokens, rows, columns, options in cases:
-            weight = random_weight(
-                rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
-            )
-            x = torch.randn(tokens, columns, device="cuda").to(dtype)
-            out, want = run_shape(launcher, shape, weight, x).double(), weight.reference(x)
-            error = ((out - want).norm() / want.norm()).item()
-            assert error < TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
+        check_shape(launcher, shape, (dtype, group, zeros), cases, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -61,18 +61,15 @@ def test_every_gated_shape_equals_the_reference_and_the_separate_kernels(launche
             (tile + 3, 288, 33 * group, "bias input_scale"),
             (2 * tile + 1, 992, 1024, "bias"),
         ]
-        for tokens, rows, columns, options in cases:
-            weight = random_weight(
-                rows, columns, group, [*options.split(), *(["zeros"] if zeros else [])], device="cuda", dtype=dtype
-            )
-            x = torch.randn(tokens, columns, device="cuda").to(dtype)
+        for case in cases:
+            weight, x = random_case((dtype, group, zeros), case, "cuda")
             out, want = run_shape(launcher, shape, weight, x, gated=True), weight.reference_gated(x)
-            error = ((out.double() - want).norm() / want.norm()).item()
-            assert error < GATED_TOLERANCE[dtype], (shape, tokens, rows, columns, options, error)
+            error = relative_error(out, want)
+            assert error < GATED_TOLERANCE[dtype], (shape, case, error)
             # The same sums in the same order; exponential and quotient may differ in their last bit.
             separate = silu_mul(launcher, run_shape(launcher, shape, weight, x)).double()
             difference = ((out.double() - separate).norm() / want.norm()).item()
-            assert difference < GATED_TOLERANCE[dtype] / 4, (shape, tokens, rows, columns, options, difference)
+            assert difference < GATED_TOLERANCE[dtype] / 4, (shape, case, difference)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 7, 16, 17, 24, 64, 65, 200])

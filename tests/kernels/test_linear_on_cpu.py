@@ -17,7 +17,7 @@ from sits_trt.kernels.linear import KernelLinear
 from tests.support.cuda_on_cpu.build import CpuBuilds, build_machine, compiler
 from tests.support.cuda_on_cpu.launcher import CudaOnCpu
 from tests.support.linear import random_weight
-from tests.support.linear_launch import GATED_TOLERANCE, TOLERANCE, run_shape
+from tests.support.linear_launch import TOLERANCE, check_shape, run_shape
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="needs a C++ compiler that knows _Float16: g++ 12, clang++ 15 or newer"
@@ -41,23 +41,6 @@ def launcher_of(builds, multiprocessors=5):
     return CudaOnCpu(modules, builds, multiprocessors)
 
 
-def check(launcher, shape, weight_format, cases):
-    """Run `shape` on (tokens, rows, columns, options) and hold it to the reference; no flag may stay raised."""
-    dtype, group, zeros = weight_format
-    for tokens, rows, columns, options in cases:
-        chosen = [*options.split(), *(["zeros"] if zeros else [])]
-        weight = random_weight(rows, columns, group, chosen, dtype=dtype)
-        x = torch.randn(tokens, columns).to(dtype)
-        flags = torch.zeros(flags_bytes() // 4, dtype=torch.int32) if "flags" in options else None
-        gated = "gated" in options
-        out = run_shape(launcher, shape, weight, x, gated, flags).double()
-        want = weight.reference_gated(x) if gated else weight.reference(x)
-        error = ((out - want).norm() / want.norm()).item()
-        limit = (GATED_TOLERANCE if gated else TOLERANCE)[dtype]
-        assert error < limit, (shape, weight_format, tokens, rows, columns, options, error)
-        assert flags is None or not flags.any(), "a flag was left raised"
-
-
 @pytest.mark.parametrize(("place", "shape"), list(enumerate(STREAM)), ids=lambda value: getattr(value, "suffix", ""))
 def test_stream_equals_the_reference(builds, place, shape):
     weight_format = FORMATS[place % len(FORMATS)]
@@ -68,7 +51,7 @@ def test_stream_equals_the_reference(builds, place, shape):
         (tile + 3, 100, 9 * group, "bias input_scale"),
         (tile, 33, 1280, "input_scale"),
     ]
-    check(launcher_of(builds), shape, weight_format, cases)
+    check_shape(launcher_of(builds), shape, weight_format, cases)
 
 
 @pytest.mark.parametrize(("place", "shape"), list(enumerate(GATED)), ids=lambda value: getattr(value, "suffix", ""))
@@ -76,7 +59,7 @@ def test_gated_equals_the_reference(builds, place, shape):
     weight_format = FORMATS[-1 - place % len(FORMATS)]
     group, tile = weight_format[1], 8 * shape.tiles
     cases = [(1, 32, 5 * group, "gated"), (tile + 3, 96, 9 * group, "gated bias input_scale")]
-    check(launcher_of(builds), shape, weight_format, cases)
+    check_shape(launcher_of(builds), shape, weight_format, cases)
 
 
 def hopper_cases(tile, group):
@@ -94,14 +77,14 @@ def test_hopper_equals_the_reference(builds, place):
     launcher = launcher_of(builds, multiprocessors=(3, 7)[place % 2])
     tile = TOKENS[(place + place // 3) % 3]
     for split, share_tiles in ((1, False), (1, True), (2, False)):
-        check(launcher, HopperShape(tile, split, share_tiles), (dtype, group, zeros), hopper_cases(tile, group))
+        check_shape(launcher, HopperShape(tile, split, share_tiles), (dtype, group, zeros), hopper_cases(tile, group))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", HOPPER, ids=lambda shape: f"{shape.suffix}{'_shared' * shape.share_tiles}")
 def test_every_hopper_shape_equals_the_reference(builds, shape):
     for place in (shape.tokens // 16 % 12, (shape.tokens // 16 + 7) % 12):
-        check(launcher_of(builds), shape, FORMATS[place], hopper_cases(shape.tokens, FORMATS[place][1]))
+        check_shape(launcher_of(builds), shape, FORMATS[place], hopper_cases(shape.tokens, FORMATS[place][1]))
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 2, 5])
@@ -132,7 +115,7 @@ def test_shared_tiles_are_the_same_bits_in_any_order_of_threads(builds, multipro
 def test_what_is_chosen_equals_the_reference(builds, tokens, rows, columns, group, options):
     launcher = launcher_of(builds)
     shape = choose_shape(tokens, rows, columns, launcher.sm, launcher.multiprocessors)
-    check(launcher, shape, (torch.float16, group, "zeros" in options), [(tokens, rows, columns, options)])
+    check_shape(launcher, shape, (torch.float16, group, "zeros" in options), [(tokens, rows, columns, options)])
 
 
 @pytest.mark.parametrize("tokens", [1, 17, 40])

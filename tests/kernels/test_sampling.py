@@ -18,12 +18,15 @@ from sits_trt.runtime.sampler import sample
 from sits_trt.runtime.sampling import plan_sampling
 from sits_trt.runtime.step import Advance, Step
 from tests.support.interpreter import interpreted
-from tests.support.sampling import EPSILON, acceptable, settings
+from tests.support.recording_launcher import RecordingLauncher
+from tests.support.sampling import EPSILON, acceptable, random_settings, settings
 
 fused = interpreted("sits_plugins.fused_sampling")
 
 BLOCK, GROUP, MAX_BLOCKS = 64, 16, 16
 """Small, so that short rows have many blocks."""
+
+TOP_KS = (0, 0, 2, 5, 50)
 
 
 def run(logits: torch.Tensor, rows: torch.Tensor, pieces: int = 3, capacity: int = 128) -> list[int]:
@@ -51,16 +54,6 @@ def run(logits: torch.Tensor, rows: torch.Tensor, pieces: int = 3, capacity: int
     return tokens.tolist()
 
 
-def random_settings(rng: random.Random, vocab: int) -> tuple[float, int, float, float]:
-    top_k = rng.choice([0, 0, 2, 5, 50, vocab - 1])
-    return (
-        rng.choice([0.0, 0.3, 1.0, 1.7]),
-        top_k if top_k < vocab else 0,
-        rng.choice([1.0, 1.0, 0.05, 0.9, 0.999]),
-        rng.choice([0.0, 1 - 2**-52, rng.random(), rng.random(), rng.random()]),
-    )
-
-
 @pytest.mark.parametrize("vocab", [1, 65, 1000])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_every_row_is_drawn_as_by_the_book(vocab, dtype):
@@ -68,7 +61,7 @@ def test_every_row_is_drawn_as_by_the_book(vocab, dtype):
     loose = 0
     for spread in (0.01, 1.0, 4.0, 40.0):
         logits = (torch.randn(3, vocab) * spread).to(dtype)
-        rows = [random_settings(rng, vocab) for _ in range(3)]
+        rows = [random_settings(rng, vocab, TOP_KS) for _ in range(3)]
         got = run(logits, settings(rows), capacity=rng.choice([16, 128, 2048]))
         for row, token in enumerate(got):
             accepted = acceptable(logits[row], *rows[row])
@@ -102,7 +95,7 @@ def test_points_sweep_the_kept_tokens_in_the_order_of_ids():
 def test_neither_the_split_nor_the_list_nor_the_other_rows_change_a_token():
     rng = random.Random(3)
     logits = torch.randn(5, 700) * 2
-    rows = [(1.0, *random_settings(rng, 700)[1:]) for _ in range(5)]
+    rows = [(1.0, *random_settings(rng, 700, TOP_KS)[1:]) for _ in range(5)]
     together = run(logits, settings(rows))
     for pieces, capacity in ((1, 16), (11, 1024)):
         assert run(logits, settings(rows), pieces, capacity) == together
@@ -158,14 +151,6 @@ def test_extreme_temperatures_and_logits_stay_finite():
     logits[:, 11] = 60000.0
     assert run(logits, settings([(1e-5, 0, 1.0, 0.3), (1e-5, 0, 0.9, 0.3), (100.0, 50, 0.9, 0.999)])) == [11] * 3
     assert run(torch.zeros(2, 200), settings([(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.5)])) == [0, 100]
-
-
-class RecordingLauncher:
-    def __init__(self) -> None:
-        self.launches: list[tuple] = []
-
-    def launch(self, name, grid, args, stream):
-        self.launches.append((name, grid, args))
 
 
 def test_enqueue_launches_kernels_of_the_catalogue_with_their_arguments():

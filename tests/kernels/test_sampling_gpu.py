@@ -15,13 +15,14 @@ from sits_trt.runtime.sampler import sample
 from sits_trt.runtime.sampling import plan_sampling
 from sits_trt.runtime.step import Advance, Step
 from tests.support.gpu_launcher import gpu_launcher
-from tests.support.sampling import acceptable, settings
+from tests.support.sampling import acceptable, random_settings, settings
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
+TOP_KS = (0, 2, 50, 400, 3000)
 VOCABS = (5, 4096, 50257, 128256, 262208)
 
 
@@ -32,23 +33,13 @@ def launcher(tmp_path_factory):
     )
 
 
-def random_settings(rng: random.Random, vocab: int) -> tuple[float, int, float, float]:
-    top_k = rng.choice([0, 2, 50, 400, 3000, vocab - 1])
-    return (
-        rng.choice([0.0, 0.3, 1.0, 1.7]),
-        top_k if top_k < vocab else 0,
-        rng.choice([1.0, 1.0, 0.05, 0.9, 0.999]),
-        rng.choice([0.0, 1 - 2**-52, rng.random(), rng.random(), rng.random()]),
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 4.0, 40.0])
 def test_every_row_is_drawn_as_by_the_book(launcher, dtype, vocab, spread):
     """Rows from flat, which no list holds, to steep; all the same again with another split, alone and in a graph."""
     rng = random.Random(f"{dtype} {vocab} {spread}")
-    rows = [random_settings(rng, vocab) for _ in range(12)]
+    rows = [random_settings(rng, vocab, TOP_KS) for _ in range(12)]
     logits = (torch.randn(12, vocab, device="cuda") * spread).to(dtype)
     placed = settings(rows).cuda()
     got = draw_tokens(launcher, logits, placed)

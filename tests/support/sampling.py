@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,17 @@ unit of 2 ** -19, and two units of exp2 itself. Sums and masses inherit it."""
 def settings(rows: list[tuple[float, int, float, float]]) -> Tensor:
     """Return float64 [rows, 4] of (temperature, top_k, top_p, point)."""
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 4)
+
+
+def random_settings(rng: random.Random, vocab: int, top_ks: Sequence[int]) -> tuple[float, int, float, float]:
+    """Return the settings of a row of `vocab` logits: a top_k of `top_ks`, off where it leaves all, or all but one."""
+    top_k = rng.choice([*top_ks, vocab - 1])
+    return (
+        rng.choice([0.0, 0.3, 1.0, 1.7]),
+        top_k if top_k < vocab else 0,
+        rng.choice([1.0, 1.0, 0.05, 0.9, 0.999]),
+        rng.choice([0.0, 1 - 2**-52, rng.random(), rng.random(), rng.random()]),
+    )
 
 
 def acceptable(logits: Tensor, temperature: float, top_k: int, top_p: float, point: float) -> set[int]:
